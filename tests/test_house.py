@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import json
 import re
 import statistics
@@ -190,6 +191,15 @@ def _module(path: Path) -> str:
 @functools.cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _keep_trees() -> Iterator[None]:
+    """Keep the trees of all modules without looking for garbage in them again and again, and forget them at the end."""
+    gc.disable()
+    yield
+    gc.enable()
+    _tree.cache_clear()
 
 
 def _importers() -> dict[str, set[str]]:

@@ -84,7 +84,7 @@ def test_the_installed_wheel_reads_a_shard(wheel: Path, tmp_path: Path) -> None:
     target, shard = tmp_path / "installed", tmp_path / "one.tar"
     _write_shard(shard, "a/0001.txt", b"hello")
     _run(
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"),
         *("--disable-pip-version-check", "--target", str(target), str(wheel)),
     )
     # -I: neither the source tree nor the folders of the caller are on the path.

@@ -44,8 +44,19 @@ def _try(file: Path, place: Path) -> str:
         for found in [*installed.glob(pattern), *installed.glob(f"{pattern}.libs"), *installed.glob(f"{pattern}-*")]:
             (packages / found.name).symlink_to(found)
     # pip of this environment installs into the other: an sdist is built with the build system that is here.
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    _run(place, sys.executable, "-m", "pip", "install", *options, "--target", str(packages), str(file))
+    options = ["--quiet", "--no-compile", "--no-deps", "--no-index", "--no-build-isolation"]
+    _run(
+        place,
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        *options,
+        "--target",
+        str(packages),
+        str(file),
+    )
     (place / "work").mkdir()
     printed = _run(place / "work", str(python), "-I", "-c", PROGRAM)
     module, version = printed.split()

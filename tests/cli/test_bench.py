@@ -67,7 +67,7 @@ def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_shards_without_images_have_nothing_to_augment(capsys: pytest.CaptureFixture[str]) -> None:
-    ps.from_items([{"txt": "a", "cls": 1}]).write_tar("memory://cli-bench/out")
+    ps.from_items([{"txt": "a", "cls": 1}] * 200).write_tar("memory://cli-bench/out")
     assert main(["bench", "memory://cli-bench/out", *QUICK, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [step["name"] for step in printed["steps"]] == ["read", "decode", "batch"]

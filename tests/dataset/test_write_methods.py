@@ -95,19 +95,20 @@ def test_modes_mean_the_same_for_every_writer(method: str, where: str, tmp_path:
     def numbers() -> list[int]:
         return [int(sample["cls"]) for sample in read(url)]
 
-    first = write(400)
-    assert write(400) == first  # complete: returned as it is
-    for other in ({"count": 401}, {"count": 400, "version": "2"}):
+    many, fewer = (60, 40) if method == "write_tar" else (400, 300)  # each file of a tar has one or two of them
+    first = write(many)
+    assert write(many) == first  # complete: returned as it is
+    for other in ({"count": many + 1}, {"count": many, "version": "2"}):
         with pytest.raises(PlanError, match="mode='append' adds to what is there, mode='replace' replaces it"):
             write(**other)
-    assert numbers() == [*range(400)]
-    second = write(300, mode="replace")
-    assert numbers() == [*range(300)]
+    assert numbers() == [*range(many)]
+    second = write(fewer, mode="replace")
+    assert numbers() == [*range(fewer)]
     assert not {*first.shards} & {*second.shards}
     added = write(5, mode="append")
-    assert numbers() == [*range(300), *range(5)]
+    assert numbers() == [*range(fewer), *range(5)]
     assert write(5, mode="append").shards != added.shards
-    assert numbers() == [*range(300), *range(5), *range(5)]
+    assert numbers() == [*range(fewer), *range(5), *range(5)]
     names = [one.url.rpartition("/")[2] for one in open_storage(url).list(url)]
     assert not [name for name in names if "journal" in name or "lock" in name]
 

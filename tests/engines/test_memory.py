@@ -28,7 +28,7 @@ from penstock.dataset import from_items
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 SOURCE = str(Path(penstock.__file__).parents[1])
 # The small dataset is large enough to fill every queue: below that, more data means more blocks in progress.
-SAMPLE_BYTES, SMALL_BYTES, LARGE_BYTES = 30_000, 24_000_000, 240_000_000
+SAMPLE_BYTES, SMALL_BYTES, LARGE_BYTES = 30_000, 24_000_000, 240_000_000 if FULL else 120_000_000
 
 HEAD = """
 import json, sys, time
@@ -68,7 +68,7 @@ def measure(script: str, *args: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two folders of shards, the second ten times as large as the first."""
+    """Two folders of shards, the second many times as large as the first."""
     folder = tmp_path_factory.mktemp("memory")
     noise = np.random.default_rng(0).bytes(SAMPLE_BYTES)
     for name, size in (("small", SMALL_BYTES), ("large", LARGE_BYTES)):

@@ -45,7 +45,7 @@ def test_the_slowest_step_is_the_bottleneck_and_results_are_found_by_name() -> N
 
 
 def test_only_steps_on_stored_samples_have_a_rate_in_bytes() -> None:
-    ps.from_items([{"txt": "a" * 1000}]).write_tar("memory://inspection-bench/out")
+    ps.from_items([{"txt": "a" * 1000}] * 200).write_tar("memory://inspection-bench/out")
     report = bench("memory://inspection-bench/out", batch=2, workers=1, seconds=0.03)
     assert (report.shards, report.sample_bytes, report.workers) == (1, 1000, 1)
     read, batch = report.steps[0], report.steps[-1]

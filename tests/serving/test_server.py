@@ -30,7 +30,7 @@ from penstock.testing import numbers
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 TOKEN = "a-token-of-enough-characters"
 MALFORMED = 1000 if FULL else 250
-SOAK_S = 600 if FULL else 1
+SOAK_S, SOAKED = (600.0, 3000) if FULL else (0.5, 1000)
 
 
 @pytest.fixture
@@ -251,7 +251,10 @@ def test_closing_ends_all_threads_and_a_second_time_does_nothing() -> None:
 
 def test_two_consumers_for_a_long_time_leave_memory_descriptors_and_threads_as_they_are() -> None:
     ds = (
-        numbers((3000,)).shuffle().map(lambda sample: {"x": sample["x"], "data": np.zeros(5_000, np.uint8)}).batched(16)
+        numbers((SOAKED,))
+        .shuffle()
+        .map(lambda sample: {"x": sample["x"], "data": np.zeros(5_000, np.uint8)})
+        .batched(16)
     )
     with ps.serve(ds, "grpc://127.0.0.1:0") as server:
         feeds = [ps.connect(server.address, rank=rank, world=2) for rank in range(2)]

@@ -164,8 +164,9 @@ def test_names_that_only_the_query_tells_apart_have_a_hash_of_it_that_outlives_a
     assert not any("file" in name or "secret" in name for name in monday)
 
 
-def test_a_pattern_that_expands_to_too_many_names_is_shown_without_its_secrets() -> None:
+def test_a_pattern_that_expands_to_too_many_names_is_shown_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_MAX_NAMES", 1000)
     with pytest.raises(PlanError) as caught:
-        list(expand_braces("https://me:word@host/{0..2000000}.tar?sig=secret"))
+        list(expand_braces("https://me:word@host/{0..2000}.tar?sig=secret"))
     assert "word" not in str(caught.value)
     assert "secret" not in str(caught.value)

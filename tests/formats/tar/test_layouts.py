@@ -32,6 +32,13 @@ LARGE_BYTES = 1 << 30 if FULL else 24 << 20
 SHARDS = (50_000, 1 << 20) if FULL else (60, 20_000)  # how many, and their size
 OBJECTS = 100_000 if FULL else 1_300  # a page of a listing has 1,000
 
+# Both servers, in order and shuffled; unless ``FULL``, each of the two in one of the ways.
+SHUFFLED = pytest.mark.parametrize(
+    ("server", "shuffled"),
+    [("s3", False), ("http", True), *([("s3", True), ("http", False)] if FULL else [])],
+    indirect=["server"],
+)
+
 Contents = list[tuple[str, dict[str, bytes]]]
 
 
@@ -128,7 +135,7 @@ def is_list(request: Request) -> bool:
     return "list-type=2" in request.path
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@SHUFFLED
 def test_unsorted_keys(server: Server, shuffled: bool) -> None:
     for number in range(5):
         keys = numbered(40)
@@ -181,7 +188,7 @@ def test_many_small_shards(server: Server) -> None:
     assert got == [(f"{number:06}.tar", key) for number in range(count) for key in numbered(4)]
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@SHUFFLED
 def test_a_server_without_ranges(server: Server, shuffled: bool) -> None:
     for number in range(3):
         write_shard(server.folder / f"bucket/whole/{number}.tar", numbered(60))
@@ -198,7 +205,7 @@ def check_without_ranges(server: Server, shuffled: bool) -> None:
     assert contents(got.shuffle() if shuffled else got) == contents(want.shuffle() if shuffled else want)
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@SHUFFLED
 def test_compressed_shards(server: Server, shuffled: bool) -> None:
     for number in range(3):
         path = server.folder / f"bucket/gz/{number}.tar"
@@ -211,7 +218,7 @@ def test_compressed_shards(server: Server, shuffled: bool) -> None:
     assert contents(got.shuffle() if shuffled else got) == contents(want.shuffle() if shuffled else want)
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@SHUFFLED
 def test_shards_with_and_without_an_index(server: Server, shuffled: bool) -> None:
     folder = server.folder / "bucket/mixed"
     for number in range(6):
@@ -328,7 +335,7 @@ def test_the_index_that_falls_out_is_used_by_the_next_run_of_a_single_rank_only(
     assert len(contents(server.read(urls))) == 75 - 13 + 2
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@SHUFFLED
 def test_ranks_cut_uncounted_shards_between_windows_and_resume_in_another_world(server: Server, shuffled: bool) -> None:
     urls = write_some(server)
     ds = server.read(urls)
