@@ -175,7 +175,13 @@ def _plan(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage again, but never look at the imported libraries: that takes half a second each time."""
+    """Collect garbage again, but never look at the imported libraries: that takes half a second each time.
+
+    A logger that does not propagate, as torch has forty, gets pytest's handlers six times in every test.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.freeze()
     gc.enable()
     Path(os.environ[COMPILED]).touch()

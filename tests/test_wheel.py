@@ -1,12 +1,10 @@
-"""The wheel has all files of the package, and reads a shard without the source tree."""
+"""The wheel has all files of the package, and works without the source tree."""
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from email.message import Message
@@ -20,15 +18,6 @@ import penstock
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-# Reads one shard with the installed package, and prints the path of the package.
-READ_ONE_SHARD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import penstock as ps
-sample, = ps.read_tar(sys.argv[2]).take_all()
-print(ps.__file__, sample["__key__"], bytes(sample["txt"]).decode(), sep="\\n")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +69,6 @@ def test_the_extra_all_has_every_other_extra_but_dev() -> None:
     assert set(listed) == set(extras) - {"all", "dev"}
 
 
-def test_the_installed_wheel_reads_a_shard(wheel: Path, tmp_path: Path) -> None:
-    target, shard = tmp_path / "installed", tmp_path / "one.tar"
-    _write_shard(shard, "a/0001.txt", b"hello")
-    _run(
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"),
-        *("--disable-pip-version-check", "--target", str(target), str(wheel)),
-    )
-    # -I: neither the source tree nor the folders of the caller are on the path.
-    package, key, text = _run(sys.executable, "-I", "-c", READ_ONE_SHARD, str(target), str(shard)).splitlines()
-    assert Path(package).is_relative_to(target)
-    assert (key, text) == ("a/0001", "hello")
-
-
 def test_the_wheel_and_the_sdist_work_in_an_empty_environment(wheel: Path) -> None:
     printed = _run(sys.executable, str(ROOT / "tests" / "try_dist.py"), str(wheel.parent))
     assert printed.count(f"{PROJECT['version']} reads, writes and resumes") == 2
@@ -116,13 +92,6 @@ def _metadata(wheel: Path) -> Message:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     return Parser().parsestr(archive.read(name).decode())
-
-
-def _write_shard(path: Path, name: str, data: bytes) -> None:
-    with tarfile.open(path, "w") as tar:
-        member = tarfile.TarInfo(name)
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
 
 
 def _run(*command: str) -> str:

@@ -65,21 +65,17 @@ def test_the_demo_learns_and_resumes_exactly(run: Demo) -> None:
     result.check(r"before and after +800  samples, each once: exact\n")
 
 
-def test_the_rates_of_writing_reading_decoding_and_training_are_printed(run: Demo) -> None:
+def test_rates_are_printed_without_progress_if_there_is_no_terminal_and_nothing_is_left_behind(run: Demo) -> None:
     result = run(*SMALL)
+    assert result.leftovers == []
+    assert result.err == ""
+    assert result.out.isascii()
     result.check(r"encoded and written +[\d,]+  samples/s, [\d.,]+ MB/s\n")
     for label in ("read, shuffled", "decoded, augmented", "trained on"):
         result.check(rf"{label} +[\d,]+  samples/s\n")
     result.check(r"bottleneck: \S+")
     result.check(r"bottleneck of the last epoch: \S+")
     result.check(r"Done in [\d.]+ s\.\n$")
-
-
-def test_nothing_is_left_behind_and_no_progress_is_shown_without_a_terminal(run: Demo) -> None:
-    result = run(*SMALL)
-    assert result.leftovers == []
-    assert result.err == ""
-    assert result.out.isascii()
 
 
 def test_everything_but_the_rates_follows_from_the_seed(run: Demo) -> None:

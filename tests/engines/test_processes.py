@@ -277,7 +277,8 @@ def test_inputs_that_a_worker_keeps_are_never_overwritten() -> None:
         checks.append(sample["check"])
         return all(zlib.crc32(a.tobytes()) == c for a, c in zip(kept[::5], checks[::5], strict=True))
 
-    assert all(from_items(list(map(pixels, range(60)))).select("array", "check").map(keeps, **ONE_PROCESS))
+    arrays = [{name: sample[name] for name in ("array", "check")} for sample in map(pixels, range(60))]
+    assert all(from_items(arrays).map(keeps, **ONE_PROCESS))
 
 
 def test_a_consumer_that_keeps_nothing_needs_little_memory() -> None:

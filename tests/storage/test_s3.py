@@ -28,7 +28,8 @@ from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 from penstock.testing.storages import DATA, StorageTests, write
 
 QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=20.0, connect_s=20.0)
-SHARDS = 5_000  # five pages of a listing
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+SHARDS = 5_000 if FULL else 2_000  # a page of a listing has 1,000
 LARGE = 20 * 2**20 + 12_345  # three parts of an upload
 
 
@@ -104,16 +105,16 @@ def test_a_listing_reads_all_pages(port: int) -> None:
     with Proxy("127.0.0.1", port) as proxy:
         found = [entry.url for entry in _storage(proxy.port).list("s3://full/plain")]
         assert found == [f"s3://full/plain/{number:05}.tar" for number in range(SHARDS)]
-        assert len(proxy.requests) == 5
+        assert len(proxy.requests) == SHARDS // 1000
 
 
 @pytest.mark.parametrize("name", ["plain", "with-manifest"])
-def test_a_folder_of_5000_shards_is_read(storage: S3, name: str) -> None:
+def test_a_folder_of_thousands_of_shards_is_read(storage: S3, name: str) -> None:
     begin = time.monotonic()
     ds = ps.read_tar(f"s3://full/{name}/", storage=storage)
     if name == "with-manifest":
         assert len(ds) == SHARDS
-        assert ds[4321]["__url__"] == "s3://full/with-manifest/04321.tar"
+        assert ds[1321]["__url__"] == "s3://full/with-manifest/01321.tar"
     else:
         found = [sample["__url__"] for sample in ds.take(20)]
         assert found == [f"s3://full/{name}/{number:05}.tar" for number in range(20)]
