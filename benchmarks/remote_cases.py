@@ -14,10 +14,10 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from importlib import import_module
 from pathlib import Path
@@ -171,16 +171,18 @@ def _fetch_ranges(cut: Callable[[int], list[tuple[int, int]]], connections: int,
         with serving(stored.folder) as url:
             host = urlsplit(url).netloc
             started_at, cpu_at_start = time.perf_counter(), _cpu_s()
-            threads = [threading.Thread(target=_fetch, args=(host, jobs)) for _ in range(connections)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            _in_threads(connections, lambda: _fetch(host, jobs))
             seconds = time.perf_counter() - started_at
             cpu_s = _cpu_s() - cpu_at_start
         return {"seconds": seconds, "samples": stored.samples, "nbytes": stored.nbytes, "CPU s": cpu_s}
 
     return measure
+
+
+def _in_threads(count: int, work: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(work) for _ in range(count)]:
+            done.result()
 
 
 Range = tuple[str, int, int, list[tuple[str, list[slice]]] | None]  # path, start, stop, and the samples inside of it
@@ -217,12 +219,13 @@ def _fetch(host: str, jobs: SimpleQueue[Range]) -> None:
             return
         connection.request("GET", path, headers={"Range": f"bytes={start}-{stop - 1}"})
         with connection.getresponse() as response:
-            remaining = stop - start
-            while remaining:
-                received = response.readinto(view[stop - start - remaining : stop - start])
+            at = 0
+            while at < stop - start:  # a whole shard fills the buffer again and again
+                place = at % RANGE_BYTES
+                received = response.readinto(view[place : place + stop - start - at])
                 if not received:
                     raise OSError(f"the response for {path} ended early")
-                remaining -= received
+                at += received
         for key, places in fields or ():
             a, b, c = map(buffer.__getitem__, places)
             {"__key__": key, "__url__": path, "jpg": a, "cls": b, "json": c}  # noqa: B018 - a sample, not used
@@ -330,11 +333,7 @@ def _requests(urls: list[str]) -> int:
             with connection.getresponse() as response:
                 sizes.append(len(response.read()))
 
-    threads = [threading.Thread(target=fetch, args=(urlsplit(urls[0]).netloc,)) for _ in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _in_threads(64, lambda: fetch(urlsplit(urls[0]).netloc))
     return sum(sizes)
 
 
@@ -365,8 +364,8 @@ def _first_range(task: Task) -> Result:
     stored = large(task.sizes)
     with serving(stored.folder) as url:
         host, path = urlsplit(url).netloc, f"/{os.path.basename(stored.shards[0])}"
-        jobs: SimpleQueue[tuple[str, int, int]] = SimpleQueue()
-        jobs.put((path, 0, 1 << 20))
+        jobs: SimpleQueue[Range] = SimpleQueue()
+        jobs.put((path, 0, 1 << 20, None))
         started_at = time.perf_counter()
         _fetch(host, jobs)
         seconds = time.perf_counter() - started_at

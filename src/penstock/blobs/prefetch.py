@@ -19,6 +19,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from penstock.blobs.checksums import CELL, U32, first_damaged
 from penstock.blobs.remote_bytes import RemoteBytes, Window
 from penstock.errors import DataError, StorageError
 from penstock.storage import Info, Storage
+from penstock.storage.protocol import LateBuffers
 from penstock.storage.retry import wanted, while_wanted
 
 I64 = npt.NDArray[np.int64]
@@ -34,10 +36,10 @@ I64 = npt.NDArray[np.int64]
 CHUNK = 8 << 20  # the most bytes of one request
 MAX_GAP = 256 << 10  # a gap up to this size costs less to fetch than a second request
 READ_AHEAD = 64 << 20  # the most bytes that are fetched beyond what was announced
-CONNECTIONS = 12
-SEQUENTIAL_BYTES = 128 << 20  # budget of readers that go front to back: more is only more memory to fault in
+CONNECTIONS = 24  # half of them wait for a first byte where a round trip takes as long as receiving a chunk
+SEQUENTIAL_BYTES = 192 << 20  # budget of readers that go front to back: more is only more memory to fault in
 MIN_BUDGET = 1 << 30  # of all ranges together, unless an eighth of the machine's memory is more
-MAX_SPARE_BUFFERS = 16
+MAX_SPARE_BUFFERS = 24
 _FIRST = 1 << 20  # bytes of the first request for an object that is read as it arrives
 IDLE_S = 1.0  # a thread without work for this long ends
 _QUEUED, _IN_FLIGHT, _ARRIVED, _FAILED = range(4)
@@ -248,6 +250,20 @@ def _new_buffer(size: int) -> mmap.mmap:
 
 def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * MIN_BUDGET
+
+
+class _Target:
+    """The buffer of a range, chosen when its bytes arrive: it may be one that was in use when they were requested."""
+
+    def __init__(self, fetcher: Fetcher, size: int) -> None:
+        self._fetcher, self._size = fetcher, size
+
+    @cached_property
+    def buffer(self) -> mmap.mmap:
+        return self._fetcher.buffer(self._size)
+
+    def view(self) -> memoryview:
+        return memoryview(self.buffer)[: self._size]
 
 
 @dataclass(slots=True, eq=False)
@@ -487,13 +503,15 @@ class PrefetchedBytes(RemoteBytes):
             StorageError: The range cannot be read.
             DataError: The bytes do not match their checksums, twice.
         """
-        buffer = self.fetcher.buffer(stop - start)
-        data = memoryview(buffer)[: stop - start]
+        target = _Target(self.fetcher, stop - start)
         for attempt in (1, 2):
-            self.storage.read(self.full_url, start, stop, into=data, tag=self.info.tag)
-            bad = first_damaged(self.checksums, data, start, len(self))
+            if isinstance(self.storage, LateBuffers):
+                self.storage.receive(self.full_url, start, stop, target.view, self.info.tag)
+            else:
+                self.storage.read(self.full_url, start, stop, into=target.view(), tag=self.info.tag)
+            bad = first_damaged(self.checksums, target.view(), start, len(self))
             if bad is None:
-                return buffer
+                return target.buffer
             if (forget := getattr(self.storage, "forget", None)) is not None:
                 forget(self.full_url)  # a cached copy is damaged too
             log.warning(

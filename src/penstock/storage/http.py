@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
@@ -53,6 +53,9 @@ class HTTP:
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
         return self._object(url).read(start, stop, into, tag)
+
+    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
+        self._object(url).receive(start, stop, buffer, tag)
 
     def stream(self, url: str) -> Iterator[bytes]:
         return self._object(url).stream()

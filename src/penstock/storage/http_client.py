@@ -182,7 +182,7 @@ class RangeBody:
 
 @dataclass(frozen=True, slots=True)
 class HttpObject:
-    """An object that is read by range requests; ``info``, ``read`` and ``stream`` are those of :class:`Storage`.
+    """An object that is read by range requests; ``info``, ``read``, ``receive`` and ``stream`` are those of a storage.
 
     Attributes:
         url: The object, for messages.
@@ -200,10 +200,15 @@ class HttpObject:
 
     def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
         range_size(start, stop, into)
-        flat = None if into is None else into.cast("B")
-        return assemble(
-            fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=flat), start, into
-        )
+        if into is None:
+            return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start)
+        flat = into.cast("B")
+        self.receive(start, stop, lambda: flat, tag)
+        return into
+
+    def receive(self, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
+        for _ in fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=buffer):
+            pass
 
     def stream(self) -> Iterator[bytes]:
         return (bytes(piece) for _, piece in fetch(self._begin, self.url, self.retry))

@@ -202,6 +202,20 @@ class Storage(Protocol):
         ...
 
 
+@runtime_checkable
+class LateBuffers(Protocol):
+    """A storage that asks for a buffer only when bytes arrive, so that waiting requests hold no memory. Optional."""
+
+    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
+        """Do as ``Storage.read`` into what ``buffer`` returns; after a break, it is called again for the same buffer.
+
+        Raises:
+            NotFound: The object does not exist.
+            StorageError: The object cannot be read, ends before ``stop``, or has changed.
+        """
+        ...
+
+
 Factory = Callable[[], Storage]
 _registered: dict[str, Factory] = {}
 

@@ -198,7 +198,7 @@ def fetch(
     stop: int | None = None,
     tag: str | None = None,
     restart: bool = False,
-    into: memoryview | None = None,
+    into: Callable[[], memoryview] | None = None,
 ) -> Iterator[tuple[int, bytes | memoryview]]:
     """Yield (offset, bytes), resuming at the byte where a connection broke, and never mixing two contents.
 
@@ -211,7 +211,7 @@ def fetch(
         tag: The content to read; ``None``: whatever the first response has.
         restart: Whether the same bytes may be yielded a second time. Without a tag that is the only safe way to
             continue after a break.
-        into: A buffer for the bytes from ``start`` to ``stop``, which are received straight into it.
+        into: Returns the buffer that receives the bytes from ``start`` to ``stop``; called when a response has begun.
 
     Raises:
         StorageError: The object cannot be read, or changed.
@@ -225,7 +225,7 @@ def fetch(
                 raise changed_error(url)
             size, tag = size if body.size is None else body.size, tag or body.tag
             stop = size if stop is None else stop
-            for piece in body.pieces() if into is None else body.fill(into[at - start :]):
+            for piece in body.pieces() if into is None else body.fill(into()[at - start :]):
                 yield at, piece
                 at += len(piece)
                 backoff.received(len(piece))
@@ -246,16 +246,8 @@ def fetch(
                 body.close()
 
 
-def assemble(
-    pieces: Iterator[tuple[int, bytes | memoryview]], start: int, into: memoryview | None
-) -> bytes | memoryview:
-    """Join the pieces that ``fetch`` yields from ``start`` on, in new bytes or in ``into``; views are in place."""
-    if into is not None:
-        flat = into.cast("B")
-        for at, piece in pieces:
-            if isinstance(piece, bytes):
-                flat[at - start : at - start + len(piece)] = piece
-        return into
+def assemble(pieces: Iterator[tuple[int, bytes | memoryview]], start: int) -> bytes:
+    """Join the pieces that ``fetch`` yields from ``start`` on."""
     parts: list[bytes | memoryview] = []
     for at, piece in pieces:
         if at == start:  # the first piece, or a restart

@@ -124,6 +124,9 @@ class S3:
     ) -> bytes | memoryview:
         return self._object(url).read(start, stop, into, tag)
 
+    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
+        self._object(url).receive(start, stop, buffer, tag)
+
     def stream(self, url: str) -> Iterator[bytes]:
         return self._object(url).stream()
 

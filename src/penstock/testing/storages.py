@@ -23,6 +23,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.storage import NotFound, Storage, exists
+from penstock.storage.protocol import LateBuffers
 
 DATA = bytes(range(256)) * 41  # 10,496 bytes, with every byte value
 
@@ -61,6 +62,10 @@ class StorageTests:
         assert storage.read(url, start, stop) == DATA[start:stop]
         assert storage.read(url, start, stop, into=into) is into
         assert buffer == DATA[start:stop]
+        if isinstance(storage, LateBuffers):
+            received = bytearray(stop - start)
+            storage.receive(url, start, stop, lambda: memoryview(received), storage.info(url).tag)
+            assert received == buffer
 
     @pytest.mark.parametrize(("start", "stop"), [(0, len(DATA) + 1), (len(DATA), len(DATA) + 1), (10**6, 10**6 + 5)])
     def test_a_range_beyond_the_end_is_an_error(self, storage: Storage, root: str, start: int, stop: int) -> None:
