@@ -35,6 +35,7 @@ class ScriptedPayload:
     users: int = 0
     starts: int = 0
     requested: list[int] = field(default_factory=list)  # how many items each request for a block had
+    messages: list[str] = field(default_factory=list)
 
     def acquire(self) -> None:
         self.users += 1
@@ -66,6 +67,10 @@ class ScriptedWorker:
     def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
         payload = self.payload
         kind, number, encoded = message
+        payload.messages.append(kind)
+        if kind == "drop":
+            del self.in_progress[number]
+            return (), False
         if kind == "run":
             payload.requested.append(len(encoded[0]))
             if payload.fatal is not None and payload.fatal in encoded[0]:
@@ -174,6 +179,22 @@ def test_parts_that_were_delivered_are_not_delivered_again() -> None:
         done, parts = proxy(parts)
         got += done.items
     assert got == list(copies(1))
+
+
+@pytest.mark.parametrize(
+    ("ds", "messages"),
+    [
+        (negated(), ["run", "run"]),
+        (from_items([1]).flat_map(copies, on="processes"), ["run", "drop", "run"]),
+    ],
+    ids=["a whole block", "the first part of a block"],
+)
+def test_only_a_block_that_is_left_in_the_middle_is_dropped(ds: Dataset, messages: list[str]) -> None:
+    proxy, payload, block, _ = scripted(ds)
+    result = proxy(block)
+    del result
+    proxy(scripted(ds)[2])
+    assert payload.messages == messages
 
 
 def test_a_worker_that_keeps_dying_after_a_delivered_part_ends_the_run() -> None:

@@ -223,8 +223,9 @@ class RemoteWorkerProxy:
                     return
                 del part
                 _, reply = self._request(worker, origin, "next", number, None)
-        except GeneratorExit:  # the run is closed, and other runs continue to use the worker
-            self._abandoned.append(number)
+        except GeneratorExit:
+            if more_parts:  # the run is closed, and other runs continue to use the worker
+                self._abandoned.append(number)
             raise
 
     def _request(
