@@ -165,11 +165,12 @@ def _group_members(members: Iterable[tuple[str, bytes]]) -> Iterator[Sample]:
 def _penstock(stored: StoredData, *, fresh: bool = False, shuffled: bool = False) -> Stream:
     import penstock as ps
 
+    read_tar = ps.read_tar  # names are loaded on first use: load the engine before the clock starts
+
     def start() -> Iterable[Sample]:
-        ds = ps.read_tar(stored.shards)
+        ds = read_tar(stored.shards)
         return ds.shuffle() if shuffled else ds
 
-    assert ps.Dataset is not None  # names are loaded on first use: load the engine before the clock starts
     if fresh:
         shutil.rmtree(os.environ["PENSTOCK_CACHE"], ignore_errors=True)
     return start

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import mmap
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from penstock.blobs.compression import ArchiveLimits
-from penstock.blobs.content import Content, open_content, room_for, temporary_copy
+from penstock.blobs.content import Content, MappedFile, open_content, room_for, temporary_copy
 from penstock.errors import StorageError
 
 DATA = bytes(range(256)) * 4000
@@ -107,6 +109,49 @@ def test_a_change_of_size_after_mapping_is_detected(tmp_path: Path) -> None:
     with open(path, "ab") as file:
         file.write(b"more")
     assert content.resized()
+
+
+def mapped(tmp_path: Path, data: bytes) -> MappedFile:
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.bin"
+    path.write_bytes(data)
+    content = open_content(str(path), "a").bytes
+    assert isinstance(content, MappedFile)
+    return content
+
+
+def test_a_range_is_copied_to_a_buffer_unless_it_is_too_large(tmp_path: Path) -> None:
+    content = mapped(tmp_path, DATA * 5)
+    copy = content.copied(1000, 900_000)
+    assert copy is not None
+    assert copy[: 900_000 - 1000] == content[1000:900_000]
+    assert content.copied(0, 10) is copy, "each thread has one buffer"
+    assert content.copied(0, len(content)) is None
+
+
+def test_a_file_that_became_shorter_is_not_copied(tmp_path: Path) -> None:
+    content = mapped(tmp_path, DATA)
+    os.truncate(tmp_path / "0.bin", 5000)
+    assert content.copied(0, 5000) is not None
+    assert content.copied(0, 5001) is None
+
+
+def test_a_forked_process_copies_to_a_buffer_of_its_own(tmp_path: Path) -> None:
+    content, other = mapped(tmp_path, DATA), mapped(tmp_path, bytes(len(DATA)))
+    copy = content.copied(0, 10_000)
+    assert copy is not None
+    if not (pid := os.fork()):
+        os._exit(other.copied(0, 10_000) is not copy)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert copy[:10_000] == DATA[:10_000]
+
+
+def test_a_mapped_file_closes_its_descriptor(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    content = mapped(tmp_path, DATA)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "one is that of the map"
+    del content
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_size_that_does_not_fit_is_refused_at_once() -> None:

@@ -189,7 +189,7 @@ def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.Mo
         allocated.append(size)
         return mmap.mmap(-1, size)
 
-    monkeypatch.setattr(prefetch, "_new_buffer", allocate)
+    monkeypatch.setattr(prefetch, "new_buffer", allocate)
     fetcher, storage = Fetcher(), SlowStorage()
     wrong_starts: list[int] = []
 

@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import mmap
 import os
 import shutil
 import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
-from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error, new_buffer
 from penstock.errors import DataError, StorageError
 
 MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 HEAD = 512  # bytes by which a file is recognised
+_COPY_BYTES = 4 << 20  # twice the stored bytes of a block
+
+
+class MappedFile(mmap.mmap):
+    """A mapped file; ranges of it can be copied without mapping their pages, which takes longer than copying."""
+
+    _file: int
+
+    @classmethod
+    def of(cls, file: BinaryIO, size: int) -> MappedFile:
+        """Map the first ``size`` bytes of an open file."""
+        _keep_freed_memory()
+        mapped = cls(file.fileno(), size, access=mmap.ACCESS_READ)
+        mapped._file = os.dup(file.fileno())
+        weakref.finalize(mapped, os.close, mapped._file)
+        return mapped
+
+    def copied(self, start: int, stop: int) -> mmap.mmap | None:
+        """Copy a range to a buffer of this thread, which is valid until the next call; None if it does not fit in.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        if stop - start > _COPY_BYTES or not hasattr(os, "preadv"):
+            return None
+        buffer, view = _copies.buffer
+        return buffer if os.preadv(self._file, [view[: stop - start]], start) == stop - start else None
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Free a large block: until then, glibc returns the memory of samples to the system whenever they are dropped."""
+    bytes(16 << 20)  # never touched; the allocator keeps up to twice as much from now on
+
+
+class _Copies(threading.local):
+    """A buffer for each thread."""
+
+    def __init__(self) -> None:
+        buffer = new_buffer(_COPY_BYTES)
+        self.buffer = buffer, memoryview(buffer)
+
+
+_copies = _Copies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +180,7 @@ def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Itera
 
 def _mapped(file: BinaryIO) -> Buffer:
     size = os.fstat(file.fileno()).st_size
-    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+    return MappedFile.of(file, size) if size else b""
 
 
 def _decompressed(file: BinaryIO, kind: str, limits: ArchiveLimits, url: str) -> Content:

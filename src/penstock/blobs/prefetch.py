@@ -17,7 +17,6 @@ import threading
 import time
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.blobs.checksums import CELL, U32, first_damaged
-from penstock.blobs.remote_bytes import RemoteBytes, Window
+from penstock.blobs.remote_bytes import RemoteBytes, Window, new_buffer
 from penstock.errors import DataError, StorageError
 from penstock.storage import Info, Storage
 from penstock.storage.protocol import LateBuffers
@@ -142,10 +141,10 @@ class Fetcher:
     def buffer(self, size: int) -> mmap.mmap:
         """Return a buffer of at least ``size`` bytes, one that was used before where it fits."""
         if 2 * size <= CHUNK or size > CHUNK:
-            return _new_buffer(size)
+            return new_buffer(size)
         with self.lock:
             reused = self._buffers.pop() if self._buffers else None
-        return _new_buffer(CHUNK) if reused is None else reused
+        return new_buffer(CHUNK) if reused is None else reused
 
     def stop(self) -> None:
         """Stop prefetching and free what is held; only ranges that a reader waits for are still fetched.
@@ -236,16 +235,6 @@ class Fetcher:
                 if not chunk.urgent:  # no reader waits for it: a later read fetches it again
                     chunk.owner.forget(chunk)
             self.arrived.notify_all()
-
-
-def _new_buffer(size: int) -> mmap.mmap:
-    """Return memory of this process alone, in large pages, where the system has them: both fault in faster."""
-    private = getattr(mmap, "MAP_PRIVATE", None)
-    buffer = mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without large pages
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
 
 
 def _machine_memory() -> int:

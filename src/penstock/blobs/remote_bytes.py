@@ -9,6 +9,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.errors import DataError, StorageError
@@ -31,6 +32,16 @@ class Window(NamedTuple):
     start: int
     stop: int
     data: Buffer
+
+
+def new_buffer(size: int) -> mmap.mmap:
+    """Return memory of this process alone, in large pages, where the system has them; a slice of it is ``bytes``."""
+    private = getattr(mmap, "MAP_PRIVATE", None)
+    buffer = mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
 
 
 class RemoteBytes(ABC):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.blobs.content import Content
-from penstock.errors import DataError
+from penstock.blobs.content import Content, MappedFile
+from penstock.errors import DataError, StorageError
 from penstock.formats.tar import LocatedTar, TarReader, TarWriter
 from penstock.formats.tar.located import OpenShard
 from penstock.formats.tar.scan import open_shard
@@ -77,6 +77,41 @@ def test_damaged_bytes_are_an_error_of_their_sample_alone(tmp_path: Path) -> Non
     assert [sample and sample["__key__"] for sample in found] == ["k0", "k1", "k2", None, "k4"]
     assert list(errors) == [3]
     assert errors[3].problem == "damaged"
+
+
+@pytest.mark.parametrize("order", ["in order", "reversed"])
+def test_samples_are_cut_out_of_one_copy_where_they_are_close_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    path = write(tmp_path / "a.tar", [3] * 20, size=10_000)
+    rows = np.arange(20)[:: 1 if order == "in order" else -1]
+    located = locate(path, 20).take(rows)
+    copied: list[int] = []
+    copy = MappedFile.copied
+
+    def record(content: MappedFile, start: int, stop: int) -> mmap.mmap | None:
+        copied.append(stop - start)
+        return copy(content, start, stop)
+
+    monkeypatch.setattr(MappedFile, "copied", record)
+    found = located.read()
+    assert len(copied) == 1
+    few = located.take(np.array([0, 19]))
+    assert [sample and sample["__key__"] for sample in few.read()[0]] == [f"k{rows[0]}", f"k{rows[-1]}"]
+    assert len(copied) == 1, "only a little of the part between them is wanted"
+    monkeypatch.setattr(MappedFile, "copied", lambda *_: None)
+    assert located.read() == found
+
+
+def test_a_shard_that_cannot_be_read_is_an_error_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    located = locate(write(tmp_path / "a.tar", [3] * 20, size=10_000), 20)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(MappedFile, "copied", fail)
+    with pytest.raises(StorageError, match=r"cannot read the shard: Input/output error \(url: .*a\.tar\)"):
+        located.read()
 
 
 def test_released_pages_can_still_be_read(tmp_path: Path) -> None:

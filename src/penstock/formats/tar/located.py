@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from penstock.blobs.content import Content
-from penstock.blobs.remote_bytes import RemoteBytes
-from penstock.errors import DataError
+from penstock.blobs.content import Content, MappedFile
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes
+from penstock.errors import DataError, StorageError
 from penstock.formats.tar.index import I64, Index
 
 BAD = -1  # the kind of a sample that cannot be read
@@ -165,13 +166,29 @@ class LocatedTar:
         if any(isinstance(shard.content.bytes, RemoteBytes) for shard in self._shards):
             columns += self._cut(len(fields), slots)
         else:
-            maps = _per_row([shard.content.bytes for shard in self._shards], slots)
-            for rows in (self._first + number for number in range(len(fields))):
-                spans = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
+            rows = [self._first + number for number in range(len(fields))]
+            starts, stops = [self._start[places] for places in rows], [self._stop[places] for places in rows]
+            contents, base = self._copied(starts, stops, slots)
+            for start, stop in zip(starts, stops, strict=True):
+                spans = zip(contents, (start - base).tolist(), (stop - base).tolist(), strict=False)
                 columns.append([content[i:j] for content, i, j in spans])
         if not any(isinstance(column, list) for column in columns):
             columns.append(slots)  # every column is endless: this one sets the number of rows
         return _dicts(names, columns)
+
+    def _copied(self, starts: list[I64], stops: list[I64], slots: list[int]) -> tuple[Iterable[Buffer], int]:
+        """Return the content of each row's shard, or a copy of the part with all rows and where this part begins."""
+        if starts and slots.count(slots[0]) == len(slots):
+            shard = self._shards[slots[0]]
+            low, high = min(int(start.min()) for start in starts), max(int(stop.max()) for stop in stops)
+            if isinstance(shard.content.bytes, MappedFile) and 2 * int(self.nbytes.sum()) > high - low:
+                try:
+                    copy = shard.content.bytes.copied(low, high)
+                except OSError as exc:
+                    raise StorageError(f"cannot read the shard: {exc.strerror or exc}", shard.url) from exc
+                if copy is not None:
+                    return repeat(copy), low
+        return _per_row([shard.content.buffer for shard in self._shards], slots), 0
 
     def _cut(self, width: int, slots: list[int]) -> list[list[bytes]]:
         """Read all fields of samples that arrive, shard by shard: the values of each field, by place."""
