@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import io
 import mmap
 import os
 import shutil
@@ -25,17 +26,21 @@ _COPY_BYTES = 4 << 20  # twice the stored bytes of a block
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file; ranges of it can be copied without mapping their pages, which takes longer than copying."""
+    """A local file, mapped for reading; ranges can be copied without mapping their pages, which takes longer.
 
-    _file: int
+    Attributes:
+        fd: The file, open for as long as the mapping exists.
+    """
+
+    fd: int
 
     @classmethod
-    def of(cls, file: BinaryIO, size: int) -> MappedFile:
-        """Map the first ``size`` bytes of an open file."""
+    def of(cls, file: BinaryIO | io.RawIOBase) -> MappedFile:
+        """Map an open file, which is not empty."""
         _keep_freed_memory()
-        mapped = cls(file.fileno(), size, access=mmap.ACCESS_READ)
-        mapped._file = os.dup(file.fileno())
-        weakref.finalize(mapped, os.close, mapped._file)
+        mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped.fd = os.dup(file.fileno())
+        weakref.finalize(mapped, os.close, mapped.fd)
         return mapped
 
     def copied(self, start: int, stop: int) -> mmap.mmap | None:
@@ -47,7 +52,7 @@ class MappedFile(mmap.mmap):
         if stop - start > _COPY_BYTES or not hasattr(os, "preadv"):
             return None
         buffer, view = _copies.buffer
-        return buffer if os.preadv(self._file, [view[: stop - start]], start) == stop - start else None
+        return buffer if os.preadv(self.fd, [view[: stop - start]], start) == stop - start else None
 
 
 @functools.cache
@@ -179,8 +184,7 @@ def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Itera
 
 
 def _mapped(file: BinaryIO) -> Buffer:
-    size = os.fstat(file.fileno()).st_size
-    return MappedFile.of(file, size) if size else b""
+    return MappedFile.of(file) if os.fstat(file.fileno()).st_size else b""
 
 
 def _decompressed(file: BinaryIO, kind: str, limits: ArchiveLimits, url: str) -> Content:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import BinaryIO, cast
 
+from penstock.blobs.content import MappedFile
 from penstock.blobs.file_range import FileRange
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar.archive import BLOCK, ZEROS, EncodedSamples, compression_of, member_header, padded
@@ -27,16 +28,6 @@ from penstock.storage.protocol import scheme
 ArchiveBytes = bytes | mmap.mmap
 
 _PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for
-
-
-class MappedFile(mmap.mmap):
-    """A file mapped for reading, which stays open as ``fd`` for as long as the mapping exists."""
-
-    fd = -1
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
 
 
 class RawSample:
@@ -238,9 +229,7 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
     regular = stat.S_ISREG(status.st_mode) and status.st_size > 0
     if mapped and regular and compression_of(os.pread(file.fileno(), BLOCK, 0)) is None:
         with file:
-            content = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
-            content.fd = os.dup(file.fileno())
-        return RawReader(path, ArchiveBuffer(content))
+            return RawReader(path, ArchiveBuffer(MappedFile.of(file)))
     return RawReader.of_stream(path, cast(BinaryIO, file))
 
 
