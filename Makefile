@@ -48,7 +48,7 @@ bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch 
 	@$(BIN)/python benchmarks/run.py $(CASE) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH)
 
 docs: $(STAMP) ## build the site into build/site, strictly and without a network
-	@$(call quietly,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
+	@$(call quietly,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict)
 	@echo 'python -m http.server -d build/site shows it'
 
 dist: $(STAMP) ## build the wheel and the sdist, and try both in an empty environment

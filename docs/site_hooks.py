@@ -18,9 +18,8 @@ ALWAYS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add README as the first page, a list of decisions, and the files outside of ``docs/`` that pages link to."""
+    """Add README as the first page, and the files outside of ``docs/`` that pages link to."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
-    files.append(File.generated(config, "decisions/README.md", content=_decisions()))
     pending = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / name for name in ALWAYS)]
     added: set[Path] = set()
     while pending:
@@ -45,13 +44,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return match[1] + os.path.relpath(_place(target), here or ".")
 
     return LINK.sub(moved, markdown)
-
-
-def _decisions() -> str:
-    """Return the page that lists the decisions by their titles."""
-    paths = sorted((DOCS / "decisions").glob("[0-9]*.md"))
-    titles = [(path.read_text().partition("\n")[0].lstrip("# "), path.name) for path in paths]
-    return "\n".join(["# Decisions", "", *(f"- [{title}]({name})" for title, name in titles), ""])
 
 
 def _outside(page: Path) -> Iterator[Path]:

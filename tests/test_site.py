@@ -31,10 +31,10 @@ SIGNATURE = re.compile(r"`(?:ps\.|ds\.|\.)?([a-z_]+)\(([^`()]*(?:\([^`()]*\)[^`(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; warnings are errors."""
+    """The built site; warnings are errors, which ``--quiet`` would hide."""
     folder = tmp_path_factory.mktemp("site")
     program = "import gc, runpy; gc.disable(); runpy.run_module('mkdocs', run_name='__main__')"  # its objects stay
-    command = [sys.executable, "-c", program, "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-c", program, "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
@@ -54,6 +54,14 @@ def test_the_site_has_every_page_a_search_and_signatures(site: Path) -> None:
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).exists() or page.name == "README.md", page
     assert '"location"' in (site / "search" / "search_index.json").read_text()
     assert "stratify" in (site / "api" / "dataset.html").read_text()
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    folder = ROOT / "docs" / "decisions"
+    titles = {path.name: path.read_text().partition("\n")[0].removeprefix("# ") for path in folder.glob("[0-9]*.md")}
+    assert all(title.startswith(f"{name[:4]}: ") for name, title in titles.items())
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert listed == [(title, name) for name, title in sorted(titles.items())]
 
 
 @pytest.mark.parametrize("name", dir(ps))
