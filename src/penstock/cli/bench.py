@@ -136,7 +136,7 @@ def advice(report: BenchReport) -> Iterator[str]:
     if share > _CONTRADICTION:
         yield (
             "These rates contradict each other: the machine was busy with something else. Measure again, with a larger "
-            "--seconds if need be."
+            "--seconds if necessary."
         )
     limit = report.result(f"limit: {slowest.name}")
     yield from _ADVICE[slowest.name](report, None if limit is None else slowest.samples_s / limit.samples_s)

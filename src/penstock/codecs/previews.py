@@ -1,4 +1,4 @@
-"""What a field holds, for people: a summary, a short text, and a picture or a sound that a browser can show.
+"""Previews of a field: a summary, a short text, and a picture or a sound that a browser can show.
 
 Nothing is decoded beyond ``VIEW_LIMITS``, nothing is unpickled, and no byte of the data reaches a browser as it is: a
 picture is decoded and encoded again, and a sound becomes samples.

@@ -239,11 +239,11 @@ def _get_count(state: State, name: str) -> int | None:
     """Return a number of the state's entry ``counted``.
 
     Raises:
-        StateError: It is not a whole number from 0.
+        StateError: It is not a whole number of at least 0.
     """
     value = (state.counted or {}).get(name)
     if value is not None and not is_state_number(value):
-        raise StateError(f"the state's 'counted' holds {name}={value!r:.40}, not a number from 0")
+        raise StateError(f"the state's 'counted' holds {name}={value!r:.40}, not a whole number of at least 0")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which shards a run will use, and when: what a cache needs to keep the right ones, and to fetch them ahead."""
+"""Upcoming uses of shards: which a run will use, and when, so that a cache keeps the right ones and fetches ahead."""
 
 from __future__ import annotations
 

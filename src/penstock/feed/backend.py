@@ -1,4 +1,4 @@
-"""Where the items of a loader come from: a plan that runs in this process, or servers that run it elsewhere."""
+"""Backends of a loader, which yield its items: a plan that runs in this process, or servers that run it elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What items are converted to before they are delivered: arrays of numpy, torch or JAX, on a device."""
+"""Formats of delivered items: arrays of numpy, torch or JAX, on a device."""
 
 from __future__ import annotations
 

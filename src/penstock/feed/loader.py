@@ -309,7 +309,7 @@ class Loader:
         """Go to the start of an epoch; in the current epoch, or if ``ds.epoch`` fixes the epoch, nothing changes.
 
         Raises:
-            PlanError: The epoch is not a whole number from 0.
+            PlanError: The epoch is not a whole number of at least 0.
         """
         epoch = check_count("epoch", epoch)
         epoch = epoch if self._backend.fixed_epoch is None else self._backend.fixed_epoch

@@ -80,7 +80,7 @@ class TorchDataset(IterableDataset[Any]):
         """Make ``epoch`` the next one; a loaded state of this epoch stays loaded.
 
         Raises:
-            PlanError: The epoch is not a whole number from 0, or the epoch of the dataset is fixed.
+            PlanError: The epoch is not a whole number of at least 0, or the epoch of the dataset is fixed.
         """
         epoch = check_count("epoch", epoch)
         if self._plan.epoch is not None:

@@ -1,4 +1,4 @@
-"""How the workers of a DataLoader split an order: in alternating runs of samples, independent of shards."""
+"""The split of an order among the workers of a DataLoader: in alternating runs of samples, independent of shards."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _shown(value: Any) -> str:
 
 
 def is_state_number(value: Any) -> bool:
-    """Return whether a value is a whole number from 0 that fits into 63 bits."""
+    """Return whether a value is a whole number of at least 0 that fits into 63 bits."""
     return type(value) is int and 0 <= value <= _MAX_NUMBER
 
 

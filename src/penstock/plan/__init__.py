@@ -1,4 +1,4 @@
-"""What a pipeline does: plans, stages, blocks and expressions, as values that do not open their sources."""
+"""The description of a pipeline: plans, stages, blocks and expressions, as values that do not open their sources."""
 
 from __future__ import annotations
 

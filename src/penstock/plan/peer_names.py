@@ -1,4 +1,4 @@
-"""What to write instead of the names that other libraries have for the same thing, for messages."""
+"""Names of other libraries, and what to write instead, for messages."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "batch_size": "map_batches(fn, batch_size)",
         "num_proc": "workers=n, on='processes'",
         "num_parallel_calls": "workers=n",
-        "remove_columns": "drop('name') behind it, or return a sample without them",
+        "remove_columns": "drop('name') after it, or return a sample without them",
         "input_columns": "leave it out: fn gets the whole sample",
         "with_indices": "leave it out: the sample has its name in __key__",
         "deterministic": "on('local', ordered=False)",

@@ -1,4 +1,4 @@
-"""What an engine reads from: a source is a value, its reader is open, and located samples are ready to be read."""
+"""Sources, which engines read from: a source is a value, its reader is open, located samples are ready to be read."""
 
 from __future__ import annotations
 

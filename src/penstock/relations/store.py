@@ -1,4 +1,4 @@
-"""Where the samples of a relation lie: in memory, beyond the limit in a temporary file; and a reader of them."""
+"""Stores of the samples of a relation: in memory, beyond the limit in a temporary file; and a reader of them."""
 
 from __future__ import annotations
 

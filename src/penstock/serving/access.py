@@ -1,4 +1,4 @@
-"""Who may connect, and how: addresses, tokens and certificates, checked on both sides before a port is opened."""
+"""Access to servers: addresses, tokens and certificates, checked on both sides before a port is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers may ask, as bounded JSON: requests are checked completely before anything is done for them."""
+"""Requests of consumers, as bounded JSON: checked completely before anything is done for them."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def parse_request(data: bytes) -> dict[str, Any]:
         raise BadRequest("the request is not a JSON object")
     if request.get("v") != PROTOCOL_VERSION:
         raise BadRequest(
-            f"the request is of version {request.get('v')!r:.20}; this server speaks version {PROTOCOL_VERSION}"
+            f"the request has version {request.get('v')!r:.20}; this server speaks version {PROTOCOL_VERSION}"
         )
     return request
 
 
 def get_number(request: Mapping[str, Any], name: str) -> int:
-    """Return a whole number from 0.
+    """Return a whole number of at least 0.
 
     Raises:
         BadRequest: It is missing, or something else.
     """
     value: Any = request.get(name)
     if not is_state_number(value):
-        raise BadRequest(f"the request's {name!r} is {value!r:.40}, not a number from 0")
+        raise BadRequest(f"the request's {name!r} is {value!r:.40}, not a whole number of at least 0")
     number: int = value
     return number
 

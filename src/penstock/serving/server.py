@@ -139,7 +139,7 @@ class Server:
         while not self._closed.wait(_CHECK_S):
             for stream in self._open_streams():
                 if stream.close_idle(self._idle_s):
-                    log.info("the run of an idle consumer (%s) is ended; it asks again when it continues", stream.peer)
+                    log.info("ended the run of an idle consumer (%s), which asks again when it continues", stream.peer)
 
     def _open_streams(self) -> list[BatchStream]:
         with self._lock:
@@ -303,7 +303,7 @@ def serve(
         client_ca: A file with the certificate that signed those of the consumers: others are refused.
         insecure: Listen without encryption on an address that other machines can reach.
         ready: The most bytes of batches that are kept ready for one consumer.
-        idle_s: The run of a consumer that takes nothing for so long is ended; it asks again when it continues.
+        idle_s: Ends the run of a consumer that takes nothing for so long; the consumer asks again when it continues.
         max_consumers: The most consumers at a time.
         health: An address, such as ``"127.0.0.1:7071"``, at which ``GET /health`` answers 200 while it serves.
 

@@ -185,7 +185,7 @@ class CacheFolder:
         return True
 
     def reserve_space(self, key: str, nbytes: int, max_bytes: int | None, allocate: Callable[[], None]) -> bool:
-        """Call ``allocate`` to allocate bytes for an object, after evicting others if need be.
+        """Call ``allocate`` to allocate bytes for an object, after evicting others if necessary.
 
         The lock file holds an upper bound of what all processes have allocated. The folder is measured only where the
         bound would exceed the limit, and then a little more than needed is evicted.

@@ -1,4 +1,4 @@
-"""Which objects a cache keeps: those that will be used soonest, as the orders of this and the next epoch tell.
+"""The policy of a cache: keep the objects that will be used soonest, by the orders of this and the next epoch.
 
 Pure functions, for the cache itself and for its simulation. An object that is read now is kept only if its next use
 comes before that of another object, which then makes room; so a cache that is too small keeps a part of the data from

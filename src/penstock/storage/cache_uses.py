@@ -1,4 +1,4 @@
-"""What the runs of all processes will use of a cache: each publishes its plan as a file in the folder.
+"""Planned uses of a cache by the runs of all processes: each publishes its plan as a file in the folder.
 
 A plan is locked by the process that published it; the plan of a process that has ended is removed by the next one that
 looks. Progress is written into the file as the run proceeds.

@@ -76,13 +76,13 @@ class HTTP:
         return HttpObject(url, partial(self._get, url), self.retry)
 
     def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Sent = b"") -> int:
-        """Send a request that changes something, again if need be, and return its status."""
+        """Send a request that changes something, with retries, and return its status."""
         response = self.answer(method, url, headers or {}, body)
         response.close()
         return response.status
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: Sent) -> HttpResponse:
-        """Send a request, again if need be, and return its response: successful, or of a status that has a meaning."""
+        """Send a request, with retries, and return its response: successful, or of a status that has a meaning."""
 
         def attempt() -> HttpResponse:
             if not isinstance(body, bytes):

@@ -1,4 +1,4 @@
-"""When to retry, how long to wait, and where to resume. No other module retries requests."""
+"""Retries of requests: when to retry, how long to wait, where to resume. No other module retries requests."""
 
 from __future__ import annotations
 

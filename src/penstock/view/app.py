@@ -155,7 +155,7 @@ class _Guard:
     def _refusal(self, request: Request) -> Response | None:
         """Return the response to a request that is not answered by the application."""
         if request.headers.get("host") not in self._hosts:
-            return PlainTextResponse("This page is not reached by this name.\n", 400)
+            return PlainTextResponse("This page is not served under this host name.\n", 400)
         if len(request.url.path) + len(request.url.query) > _MAX_QUERY:
             return PlainTextResponse("The address is too long.\n", 414)
         origin = request.headers.get("origin")

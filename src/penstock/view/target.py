@@ -1,4 +1,4 @@
-"""What ``penstock view`` is asked to show: files of any format, or the dataset that a program defines."""
+"""The target of ``penstock view``: files of any format, or the dataset that a program defines."""
 
 from __future__ import annotations
 

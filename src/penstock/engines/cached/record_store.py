@@ -135,7 +135,7 @@ class RecordStore:
             except OSError as error:
                 self._writable = False
                 problem = error.strerror or error
-                log.warning("cannot write to %s: %s; results are not added to the cache any more", self.folder, problem)
+                log.warning("cannot write to %s: %s; no more results are added to the cache", self.folder, problem)
                 return
             name = self._writer.name
             if self._known.get(name, 0) * _ENTRY.itemsize + added.nbytes == self._writer.index_end:

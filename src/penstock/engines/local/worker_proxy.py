@@ -1,4 +1,4 @@
-"""What worker processes and Ray actors have in common on the run's side: send blocks, replace a worker that dies.
+"""The run's side of a worker in another process or an actor: send blocks, replace a worker that dies.
 
 A block whose worker dies or hangs is processed again. If that happens twice, its items are processed one at a time, so
 that the item that causes it is known and fails alone, by the plan's error policy.

@@ -302,7 +302,7 @@ def _fetch_whole(
         if not attempt:
             log.warning("%s: its checksum is not the one in the manifest; fetching it again", redacted(url))
     folder = redacted(url).rpartition("/")[0]
-    advice = f"it is damaged, or was written again: then run `penstock index {folder}`"
+    advice = f"it is damaged, or was written again; if it was written again, run `penstock index {folder}`"
     raise DataError(f"its checksum is not the one in the manifest; {advice}", redacted(url))
 
 

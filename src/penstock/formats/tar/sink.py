@@ -1,4 +1,4 @@
-"""Where the bytes of an archive go: into a draft, with their checksums computed on the way."""
+"""Sinks for the bytes of an archive: a draft, with checksums computed on the way, or an open file."""
 
 from __future__ import annotations
 
