@@ -244,6 +244,47 @@ def error_at(ds: ps.Dataset, line: int) -> Exception:
     return caught.value
 
 
+BROKEN = [
+    (0, ['{"a": 0, "b": '], "the line is not a JSON object"),
+    (0, ['{"a": {"c": 1,'], "the line is not a JSON object"),
+    (3, ["null"], "the line is not a JSON object"),
+    (3, ['{"a": 3, "b": "\udcff"}'], "the line is not UTF-8"),
+    (0, ['{"a": "text", "b": "0"}'], "field 'a': expected number, found string"),
+    (3, ['{"a": 3, "b": "3"}{"a": 4, "b": "4"}', '{"a": 5, "b":', '"5"}'], "does not hold exactly one row"),
+    (1, ['{"a": 1, "a": 1, "b": "1"}'], "the field 'a' appears twice"),
+]
+
+
+@pytest.mark.parametrize(("at", "broken", "problem"), BROKEN)
+def test_a_broken_line_of_json_loses_no_other_line(at: int, broken: list[str], problem: str, tmp_path: Path) -> None:
+    rows = [{"a": n, "b": str(n)} for n in range(100)]
+    lines = [json.dumps(row) for row in rows]
+    lines[at : at + len(broken)] = broken
+    (tmp_path / "0.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    ds = ps.read_json(str(tmp_path))
+    with pytest.raises(DataError, match=rf"{problem}.*0.jsonl, key: line {at + 1}\)"):
+        ds.take_all()
+    assert ds.on_error("skip").take_all() == rows[:at] + rows[at + len(broken) :]
+
+
+def test_a_broken_line_changes_no_type_and_hides_no_field(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text('{"a": 1, "c": {"x": null}}\noops\n{"a": 1.5, "b": 2, "c": {"x": 3, "y": 4}}\n')
+    assert ps.read_json(str(tmp_path)).on_error("skip").take_all() == [
+        {"a": 1.0, "b": None, "c": {"x": None, "y": None}},
+        {"a": 1.5, "b": 2, "c": {"x": 3, "y": 4}},
+    ]
+
+
+@pytest.mark.parametrize("broken", [[], ["oops"]])
+def test_integers_above_those_with_a_sign_stay_exact(broken: list[str], tmp_path: Path) -> None:
+    large = [7, 2**63 + 5, 2**64 - 1]
+    rows = [{"name": "x", "id": number, "size": 1e30} for number in large]
+    (tmp_path / "0.jsonl").write_text("\n".join([json.dumps(row) for row in rows] + broken))
+    (tmp_path / "0.csv").write_text(as_csv(rows).decode() + "\n".join(broken))
+    assert ps.read_json(str(tmp_path)).on_error("skip").take_all() == rows
+    assert ps.read_csv(str(tmp_path)).on_error("skip").take_all() == rows
+
+
 def test_the_error_of_files_with_different_columns_names_both(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("a,b\n1,2\n")
     (tmp_path / "1.csv").write_text("a,c\n1,2\n")

@@ -6,8 +6,10 @@ import csv
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,7 @@ class _ArrowParsed(ABC):
         """
 
 
+_NOT_ONE_ROW = "the line does not hold exactly one row"
 Parser = Callable[[bytes | memoryview], Any]  # the joined bytes of rows -> a record batch
 
 
@@ -135,14 +138,16 @@ def _try_parse(parse: Parser, data: bytes | memoryview, rows: int) -> tuple[Any,
     except (pa.ArrowException, ValueError, KeyError) as exc:
         return None, _reworded(str(exc))
     if batch.num_rows != rows:
-        return None, "the line does not hold exactly one row"
+        return None, _NOT_ONE_ROW
     return batch, ""
 
 
 _REWORDED: tuple[tuple[str, str], ...] = (  # patterns of Arrow's messages, and what users see
     (r"Expected (\d+) columns, got (\d+)", r"expected \1 values in the row, found \2"),
     (r"(In CSV column #\d+): .*CSV conversion error to ([^:]+): invalid value ('.*')", r"\1: \3 is not a valid \2"),
-    (r"Column\(/(.*?)\) changed from (\w+) to (\w+)", r"field '\1' is a \3, but a \2 is expected"),
+    (r"Column\(/(.*?)\) changed from (\w+) to (\w+)", r"field '\1': expected \2, found \3"),
+    (r"Column\(/(.*?)\) was specified twice", r"the field '\1' appears twice"),
+    (r"Invalid UTF8 sequence", "the line is not UTF-8"),
     (r"unexpected field", "the row has a field that none of the first rows has"),
 )
 
@@ -179,6 +184,16 @@ def _first_rows(file: RowFile) -> tuple[bytes | memoryview, int]:
     last = int(np.searchsorted(offsets.starts, offsets.starts[0] + _SCHEMA_BYTES)) - 1
     count = min(offsets.readable_rows, (last + 1) * offsets.interval)
     return memoryview(file.data)[slice(*offsets.byte_range(0, last))], count
+
+
+def _large_numbers(batches: Iterable[Any]) -> list[str]:
+    """Return the columns that are inferred as floats and may hold integers beyond those of 64 bits with a sign."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = ((name, column) for batch in batches for name, column in zip(batch.schema.names, batch, strict=True))
+    floats = ((name, column) for name, column in columns if pa.types.is_float64(column.type))
+    return list(dict.fromkeys(name for name, column in floats if (pc.max(column).as_py() or 0) >= 2**63))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +243,13 @@ class CsvFormat(_ArrowParsed):
             if table.num_rows > count:  # Arrow takes a line of spaces for a value
                 table = self._infer(find_rows(file, np.arange(count), self.find_ends, False).joined(file.data), names)
             inferred = {column.name: _csv_type(column.type) for column in table.schema}
+            for name in _large_numbers(table.to_batches()):
+                with suppress(pa.ArrowInvalid):
+                    self._infer(data, names, {name: pa.uint64()})
+                    inferred[name] = pa.uint64()
         return file.url, inferred | given
 
-    def _infer(self, data: bytes | memoryview, names: tuple[str, ...]) -> Any:
+    def _infer(self, data: bytes | memoryview, names: tuple[str, ...], types: Mapping[str, Any] | None = None) -> Any:
         """Parse rows with inferred types, without those that have too many or too few values."""
         pa, pacsv = _arrow("csv")
         data = str(data, "utf-8", "replace").encode()  # Arrow passes invalid rows to the handler as text
@@ -241,7 +260,7 @@ class CsvFormat(_ArrowParsed):
             pa.py_buffer(data),
             read_options=_read_options(pacsv, names, data),
             parse_options=skip_invalid,
-            convert_options=pacsv.ConvertOptions(check_utf8=False),
+            convert_options=pacsv.ConvertOptions(check_utf8=False, column_types=types),
         )
 
     def parser(self, file: RowFile, fields: Fields, schema: tuple[str, dict[str, Any]]) -> Parser:
@@ -307,7 +326,7 @@ class JsonFormat(_ArrowParsed):
 
     def infer_schema(self, file: RowFile) -> Any:
         """Return the Arrow schema, inferred from the first rows of the file."""
-        pa, pajson = _arrow("json")
+        pa, _ = _arrow("json")
         if not file.offsets.readable_rows:
             return pa.schema([])
         data, rows = _first_rows(file)
@@ -319,22 +338,26 @@ class JsonFormat(_ArrowParsed):
             raise DataError(
                 f"the file is JSON over several lines; {_JSON_LINES} (`jq -c .` writes them)", file.url, "line 1"
             )
-        given = _given_types(self.types)
-        options = pajson.ParseOptions(explicit_schema=pa.schema(list(given.items()))) if given else None
-        while True:
-            try:
-                table = pajson.read_json(
-                    pa.py_buffer(data), read_options=_read_options(pajson, None, data), parse_options=options
-                )
-                break
-            except pa.ArrowInvalid as exc:  # an invalid row: fewer rows may do, and it fails when it is read
-                if rows == 1:
-                    raise DataError(_reworded(str(exc)), file.url, self.key(file, 0)) from exc
-                rows //= 2
-                data = find_rows(file, np.arange(rows), find_line_ends, False).joined(file.data)
-        return pa.schema(
-            [pa.field(field.name, given.get(field.name) or _json_type(field.type)) for field in table.schema]
-        )
+        types = _given_types(self.types)
+        batches, problems = self._first_batches(file, data, rows, types)
+        if not batches:
+            raise DataError(problems[0], file.url, self.key(file, 0))
+        for name in _large_numbers(batches):
+            exact = types | {name: pa.uint64()}
+            if len(self._first_batches(file, data, rows, exact)[1]) == len(problems):
+                types = exact
+        return pa.schema(list((_json_types(batches) | types).items()))
+
+    def _first_batches(
+        self, file: RowFile, data: bytes | memoryview, rows: int, types: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[int, str]]:
+        """Return the first rows with inferred types in place of those that are not given, without invalid rows."""
+        pa, _ = _arrow("json")
+        parse = partial(_parse_json, schema=pa.schema(list(types.items())), unexpected="infer")
+        batch, _ = _try_parse(parse, data, rows)
+        if batch is not None:
+            return [batch], {}
+        return _parse_valid_rows(parse, find_rows(file, np.arange(rows), find_line_ends, False), file.data)
 
     def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
         return partial(_parse_json, schema=schema)
@@ -342,30 +365,77 @@ class JsonFormat(_ArrowParsed):
 
 def _opens_object(data: bytes) -> bool:
     """Return whether the first line only opens an object, as in JSON that was printed for people."""
-    line = data.lstrip().partition(b"\n")[0].strip()
-    return line == b"{" or (line.startswith(b"{") and line.endswith(b",") and line.count(b"{") > line.count(b"}"))
+    line, _, rest = (part.strip() for part in data.lstrip().partition(b"\n"))
+    is_open = line == b"{" or (line[:1] == b"{" and line[-1:] == b"," and line.count(b"{") > line.count(b"}"))
+    return is_open and rest[:1] != b"{"  # which begins the next row: the first line is damaged
 
 
-def _parse_json(data: bytes | memoryview, schema: Any) -> Any:
+def _parse_json(data: bytes | memoryview, schema: Any, unexpected: str = "error") -> Any:
     pa, pajson = _arrow("json")
-    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    return _batch(
+    if not _has_objects_only(bytes(data)):
+        raise ValueError("the line is not a JSON object")
+    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    batch = _batch(
         pajson.read_json(pa.py_buffer(data), read_options=_read_options(pajson, None, data), parse_options=options)
     )
+    batch.validate(full=True)  # Arrow does not check that text is UTF-8
+    return batch
 
 
-def _json_type(inferred: Any) -> Any:
-    """Return the type for all rows of a field from the one inferred from the first.
+def _has_objects_only(data: bytes) -> bool:
+    """Return whether each line begins and ends with a brace.
 
-    Text that looks like a timestamp stays text, and so does a field without values.
+    Arrow ignores line breaks, and crashes where all lines are ``null``. No JSON value has a line break between ``}``
+    and ``{``, so each line of valid JSON with these braces has at least one object.
+    """
+    data = data.strip()
+    if data[:1] == b"{" and data[-1:] == b"}" and data.count(b"}\n{") == data.count(b"\n"):
+        return True
+    lines = filter(None, map(bytes.strip, data.split(b"\n")))
+    return all(line[:1] == b"{" and line[-1:] == b"}" for line in lines)
+
+
+def _json_types(batches: Sequence[Any]) -> dict[str, Any]:
+    """Return the types of the fields for all rows from the batches of the first valid rows.
+
+    If two batches have types of a field that no type can replace, the one with more rows counts.
     """
     pa, _ = _arrow("json")
-    if pa.types.is_null(inferred) or pa.types.is_timestamp(inferred):
+    found: dict[str, list[tuple[Any, int]]] = {}  # by field, types that exclude each other, and their rows
+    for batch in batches:
+        for field in batch.schema:
+            kind, types = _without_timestamps(field.type), found.setdefault(field.name, [])
+            for number, (other, rows) in enumerate(types):
+                with suppress(pa.ArrowTypeError, pa.ArrowInvalid):
+                    schemas = [pa.schema([("", one)]) for one in (other, kind)]
+                    unified = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+                    types[number] = unified, rows + batch.num_rows
+                    break
+            else:
+                types.append((kind, batch.num_rows))
+    return {name: _without_nulls(max(types, key=itemgetter(1))[0]) for name, types in found.items()}
+
+
+def _without_timestamps(inferred: Any) -> Any:
+    """Return the type with text in place of timestamps: text that looks like a timestamp stays text."""
+    pa, _ = _arrow("json")
+    return _replaced(inferred, pa.types.is_timestamp)
+
+
+def _without_nulls(inferred: Any) -> Any:
+    """Return the type with text in place of nulls: a field without values is text."""
+    pa, _ = _arrow("json")
+    return _replaced(inferred, pa.types.is_null)
+
+
+def _replaced(kind: Any, is_text: Callable[[Any], bool]) -> Any:
+    pa, _ = _arrow("json")
+    if is_text(kind):
         return pa.string()
-    if pa.types.is_struct(inferred):
-        members = [inferred.field(number) for number in range(inferred.num_fields)]
-        return pa.struct([pa.field(member.name, _json_type(member.type)) for member in members])
-    return pa.list_(_json_type(inferred.value_type)) if pa.types.is_list(inferred) else inferred
+    if pa.types.is_struct(kind):
+        members = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([pa.field(member.name, _replaced(member.type, is_text)) for member in members])
+    return pa.list_(_replaced(kind.value_type, is_text)) if pa.types.is_list(kind) else kind
 
 
 def _arrow(module: str) -> tuple[Any, Any]:
