@@ -9,7 +9,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import DataError
-from penstock.plan import collate, column, uncollate
+from penstock.plan import collate, column, pad, uncollate
 from penstock.testing import fingerprint
 
 
@@ -98,6 +98,33 @@ def test_uncollate_reverses_collate() -> None:
 def test_columns_of_different_lengths_are_an_error() -> None:
     with pytest.raises(DataError, match=r"differ in length.*'a': 2.*'b': 1"):
         uncollate({"a": [1, 2], "b": [1]})
+
+
+LARGE = 2**63 + 5
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([LARGE, 7], np.uint64),
+        ([7, np.uint64(LARGE), np.int64(3)], np.uint64),
+        ([2**64 - 1], np.uint64),
+        ([LARGE, -1], object),
+        ([1, 2], np.int64),
+        ([1, 2.5], np.float64),
+    ],
+)
+def test_integers_stay_exact(numbers: list[Any], dtype: Any) -> None:
+    batch = collate([{"id": number} for number in numbers])["id"]
+    assert batch.dtype == dtype
+    assert batch.tolist() == numbers
+    assert batch.dtype.char != "Q"  # which torch does not take
+
+
+def test_padded_integers_stay_exact() -> None:
+    batch = pad()([{"ids": [LARGE, 7]}, {"ids": [1]}])["ids"]
+    assert batch.dtype == np.uint64
+    assert batch.tolist() == [[LARGE, 7], [1, 0]]
 
 
 def test_padding_grows_to_the_largest_shape() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,22 @@ def column(values: list[Any], stack: Stack = np.stack) -> Any:
     """Join the values of one field: numbers into an array, arrays or tensors of the same shape stacked, else a list."""
     first = values[0]
     if all(isinstance(value, _SCALARS) for value in values):
-        return np.array(values)
+        return _numbers(values)
     if isinstance(first, np.ndarray):
         same = all(isinstance(value, np.ndarray) and value.shape == first.shape for value in values)
         return stack(values) if same and first.dtype != object else values
     if is_tensor(first) and all(is_tensor(value) and value.shape == first.shape for value in values):
         return sys.modules["torch"].stack(values)
     return values
+
+
+def _numbers(values: list[Any]) -> Any:
+    array = np.array(values)
+    if array.dtype.char in "dQ" and all(isinstance(value, Integral) for value in values):
+        with suppress(OverflowError):  # numpy makes floats of integers that have no common type
+            return np.array(values, np.uint64)
+        return np.array(values, object)
+    return array
 
 
 def is_tensor(value: Any) -> bool:
@@ -119,11 +129,14 @@ class Pad:
         if is_tensor(values[0]):
             torch = sys.modules["torch"]
             return torch.from_numpy(self._column([value.detach().cpu().numpy() for value in values]))
-        arrays = [np.asarray(value) if _is_number_list(value) else value for value in values]
+        arrays = [_numbers(value) if _is_number_list(value) else value for value in values]
         if not all(isinstance(a, np.ndarray) and a.ndim == np.ndim(arrays[0]) and a.ndim for a in arrays):
             return column(values)
         shape = np.max([a.shape for a in arrays], axis=0)
-        out = np.full((len(arrays), *shape), self.value, np.result_type(*arrays))
+        dtype = np.result_type(*arrays)
+        if dtype.kind == "f" and all(a.dtype.kind in "iu" for a in arrays):
+            dtype = _numbers([self.value, *(number for a in arrays for number in a.flat)]).dtype
+        out = np.full((len(arrays), *shape), self.value, dtype)
         for row, array in zip(out, arrays, strict=True):
             row[tuple(slice(0, side) for side in array.shape)] = array
         return out

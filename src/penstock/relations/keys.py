@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.formats.tables import table_from
+from penstock.formats.tables import array_from, table_from
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import plain, shape_of, values_of
 from penstock.plan import Columns, estimate_nbytes
@@ -141,7 +141,7 @@ def array_of(values: list[Any], field: str, verb: str) -> Any:
         raise one_type_needed(verb, field, names)
     try:
         if numbers or kinds <= {str, bytes, bool}:
-            return pa.array(values)
+            return array_from(values)
         return plain(table_from([{field: value} for value in values]).column(0).combine_chunks())
     except OverflowError as exc:
         raise one_type_needed(verb, field, "integers beyond 64 bits") from exc

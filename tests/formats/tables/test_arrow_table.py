@@ -38,6 +38,19 @@ def test_a_missing_array_is_null_and_an_array_without_dimensions_a_number() -> N
     assert table.to_pydict() == {"v": [[0, 1], None], "n": [3, 4]}
 
 
+def test_integers_from_2_to_the_63_on_stay_exact_in_every_table(tmp_path: Path) -> None:
+    numbers = [7, 2**63 + 5, 1, None, 2**64 - 1]
+    ds = ps.from_items([{"id": number} for number in numbers])
+    assert ds.to_arrow().column("id").type == pa.uint64()
+    assert ds.to_arrow().column("id").to_pylist() == numbers
+    ds.write_parquet(str(tmp_path))
+    read = ps.read_parquet(str(tmp_path))
+    assert [row["id"] for row in read] == numbers
+    for either in (ds, read):
+        assert [row["id"] for row in either.sort("id")] == [1, 7, 2**63 + 5, 2**64 - 1, None]
+        assert len(list(either.groupby("id").count())) == 5
+
+
 def test_times_may_be_missing() -> None:
     table = table_from([{"t": np.datetime64("2024-01-01", "s")}, {"t": None}])
     assert table.schema.field("t").type == pa.timestamp("s")

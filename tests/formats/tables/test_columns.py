@@ -11,6 +11,7 @@ import pytest
 
 from penstock.formats.tables.columns import ABSENT, ArrowColumns
 from penstock.plan import col, collate, join_columns, pick_rows
+from penstock.plan.expressions import Compare
 from penstock.testing import fingerprint
 
 
@@ -39,6 +40,29 @@ def make_columns(numbers: list[int]) -> ArrowColumns:
 
 def is_same(left: Any, right: Any) -> bool:
     return bool(fingerprint(left) == fingerprint(right))
+
+
+@pytest.mark.parametrize("op", ["==", "!=", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("value", [7, -1, 2**63 - 1, 2**63 + 5, 2**64, -(2**70)])
+def test_a_condition_on_columns_takes_integers_of_any_size(op: str, value: int) -> None:
+    numbers = {"signed": [7, -1, 2**63 - 1], "unsigned": [7, 2**63 + 5, 2**64 - 1], "small": [7, 0, 1]}
+    kinds = {"signed": pa.int64(), "unsigned": pa.uint64(), "small": pa.uint8()}
+    batch = pa.RecordBatch.from_pydict({name: pa.array(numbers[name], kind) for name, kind in kinds.items()})
+    columns = ArrowColumns([batch], np.arange(3))
+    for name in kinds:
+        for condition in (Compare(name, op, value), col(name).isin([value, 7])):
+            mask = columns.mask(condition)
+            held = [condition.holds(row) for row in columns]
+            assert held == (held if mask is None else mask.tolist())
+        sums = columns.computed({"sum": col(name) + value})
+        assert sums is None or [row["sum"] for row in sums] == [number + value for number in numbers[name]]
+
+
+def test_isin_finds_a_float_in_a_column_of_32_bits_if_python_would() -> None:
+    batch = pa.RecordBatch.from_pydict({"x": pa.array([0.1, 0.5], pa.float32())})
+    mask = ArrowColumns([batch], np.arange(2)).mask(col("x").isin([0.1, 0.5]))
+    assert mask is not None
+    assert mask.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,6 +8,7 @@ from penstock.lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.formats.tables.arrow_table import ArrowBatch as ArrowBatch
+    from penstock.formats.tables.arrow_table import array_from as array_from
     from penstock.formats.tables.arrow_table import joined_table as joined_table
     from penstock.formats.tables.arrow_table import pandas_frame as pandas_frame
     from penstock.formats.tables.arrow_table import polars_frame as polars_frame

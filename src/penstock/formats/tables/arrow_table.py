@@ -61,12 +61,22 @@ def _column(name: str, given: list[Any], feature: Feature | None) -> tuple[pa.Fi
         if times and len(times) == sum(value is not None for value in values):
             missing = type(times[0])("NaT")
             values = np.array([missing if value is None else value for value in values])
-        array = pa.array(values)
+        array = array_from(values)
         return pa.field(name, array.type), array
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
         if isinstance(exc, DataError):
             raise
         raise DataError(f"field {name!r} cannot be a column: {str(exc).splitlines()[0]}") from exc
+
+
+def array_from(values: Any) -> pa.Array:
+    """Return values as an Arrow array; integers are unsigned if there are some from 2**63 on."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except OverflowError:
+        return pa.array(values, pa.uint64())
 
 
 def _storable(name: str, value: Any) -> Any:
@@ -164,7 +174,29 @@ def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:
             tables.append(table_from(run))
         elif isinstance(run, ArrowColumns):
             empty = table_from(run)
+    return concatenated(tables) if tables else empty
+
+
+def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables, with columns of types that hold the values of each.
+
+    Raises:
+        DataError: The tables do not have the same columns.
+    """
+    import pyarrow as pa
+
+    large = {column.name for table in tables for column in table.schema if pa.types.is_uint64(column.type)}
     try:
-        return pa.concat_tables(tables, promote_options="permissive") if tables else empty
+        tables = [_with_unsigned(table, large) for table in tables] if large else tables
+        return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowException, TypeError) as exc:
         raise DataError(f"samples do not have the same columns: {str(exc).splitlines()[0]}") from exc
+
+
+def _with_unsigned(table: pa.Table, names: set[str]) -> pa.Table:
+    """Return the table with these columns as unsigned integers of 64 bits if they are ones with a sign."""
+    import pyarrow as pa
+
+    kinds = [pa.uint64() if f.name in names and pa.types.is_int64(f.type) else f.type for f in table.schema]
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
+    return table.cast(pa.schema(fields, metadata=table.schema.metadata))

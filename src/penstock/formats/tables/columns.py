@@ -215,7 +215,7 @@ class ArrowColumns(Columns):
         arrays = {name: plain(self._array(self._fields[name])) for name in where.fields()}
         try:
             found = _evaluate_condition(where, arrays)
-        except (pa.ArrowException, TypeError, ValueError):  # types that Arrow does not compare; Python may
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):  # what Arrow does not compare; Python may
             return None
         mask: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
         return mask
@@ -309,6 +309,7 @@ def _evaluate_condition(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.
         return getattr(pc, _COMPARISONS[where.op])(array, _scalar(where.value, array.type))
     if isinstance(where, IsIn):
         array = arrays[where.field]
+        array = array.cast(pa.float64()) if pa.types.is_float32(array.type) else array  # as Python compares them
         wanted = pa.array([_scalar(value, array.type).as_py() for value in where.values], array.type)
         return pc.if_else(array.is_valid(), pc.is_in(array, wanted), None)
     if isinstance(where, IsNull):
@@ -342,7 +343,7 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     )
     if not fits:
         raise TypeError(f"{value!r} is not a value of type {kind}")
-    return pa.scalar(value)
+    return pa.scalar(value, kind if types.is_uint64(kind) else None)  # Arrow has no common type of int64 and uint64
 
 
 class _PythonOnlyError(Exception):
@@ -358,7 +359,7 @@ def _evaluate_rows(expression: Expression, arrays: Mapping[str, Any], rows: int)
         return arrays[name]
     try:
         found = _evaluate(expression, arrays)
-    except (pa.ArrowException, _PythonOnlyError):
+    except (pa.ArrowException, _PythonOnlyError, OverflowError):
         return None
     if isinstance(found, pa.Scalar):
         return pa.array([found.as_py()], found.type).take(pa.array([0] * rows))

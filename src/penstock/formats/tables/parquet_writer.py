@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DataError, PlanError
+from penstock.formats.tables.arrow_table import concatenated
 from penstock.formats.tables.values import is_list
 from penstock.order import I64
 
@@ -238,13 +239,8 @@ class TableWriter:
 
     def _take(self, rows: int) -> pa.Table:
         """Remove the first pending rows and return them with the columns of the file."""
-        import pyarrow as pa
-
         _check_lists(self._pending)
-        try:
-            pending = pa.concat_tables(self._pending, promote_options="permissive")
-        except (pa.ArrowException, TypeError) as exc:
-            raise DataError(f"samples do not have the same columns: {str(exc).splitlines()[0]}") from exc
+        pending = concatenated(self._pending)
         sizes = np.concatenate(self._sizes)
         rest = pending.slice(rows)
         self._pending, self._sizes = ([rest], [sizes[rows:]]) if rest.num_rows else ([], [])
