@@ -64,3 +64,20 @@ def test_a_written_file_replaces_the_old_one(tmp_path: Path) -> None:
     write(Local(), url, b"old")
     write(Local(), url, DATA)
     assert (tmp_path / "a").read_bytes() == DATA
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    write(Local(), str(tmp_path / "link"), DATA)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a").read_bytes() == DATA
+
+
+def test_a_device_is_written_to() -> None:
+    reader, terminal = os.openpty()
+    try:
+        write(Local(), os.ttyname(terminal), b"text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+        os.close(terminal)

@@ -2,7 +2,7 @@
 
 A local file is written under a hidden ``.partial`` name in its folder and renamed when it is complete. A process that
 is killed leaves such a file behind: readers ignore it, and it can be deleted at any time. Remote storages keep the
-same promise by their uploads.
+same promise by their uploads. What is written to a FIFO or a device arrives at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol, cast
 
 from penstock.errors import DataError
 from penstock.storage import Forbidden, NotFound, Storage, Upload, redacted
+from penstock.storage.local import is_special
 
 MAX_OBJECT = 256 << 20  # bytes: the index of five million samples, or the manifest of a million shards
 _UPLOAD_CHUNK_BYTES = 8 << 20
@@ -36,17 +37,24 @@ class Draft(Protocol):
 
 
 class FileDraft:
-    """A hidden file beside its target; the first write creates it, so an unused draft leaves nothing to clean up."""
+    """A hidden file beside its target; the first write creates it, so an unused draft leaves nothing to clean up.
+
+    The file that a link leads to is replaced, not the link. A FIFO or a device is written to directly.
+
+    Attributes:
+        special: Whether the target is a FIFO or a device.
+    """
 
     def __init__(self, target: Path, before_publish: Callable[[], object]) -> None:
-        """Describe a draft; the disk is not touched yet.
+        """Describe a draft; nothing is created yet.
 
         Args:
             target: The path of the published file.
             before_publish: Called right before the file is renamed to ``target``.
         """
-        self._target, self._before_publish = target, before_publish
-        self._partial = partial_path(target)
+        self.special = is_special(target)
+        self._target, self._before_publish = target if self.special else Path(os.path.realpath(target)), before_publish
+        self._partial = partial_path(self._target)
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview) -> None:
@@ -55,11 +63,14 @@ class FileDraft:
             rest = rest[file.write(rest) :]
 
     def fileno(self) -> int:
-        """Return the descriptor of the hidden file, for copies inside the kernel."""
+        """Return the descriptor of the file that is written, for copies inside the kernel."""
         return (self._file or self._opened()).fileno()
 
     def publish(self) -> os.stat_result | None:
         file = self._file or self._opened()
+        if self.special:
+            file.close()
+            return None
         os.fsync(file.fileno())
         status = os.fstat(file.fileno())
         file.close()
@@ -70,10 +81,12 @@ class FileDraft:
     def drop(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._partial.unlink(missing_ok=True)
+            if not self.special:
+                self._partial.unlink(missing_ok=True)
 
     def _opened(self) -> BinaryIO:
-        self._file = cast(BinaryIO, open(self._partial, "xb", buffering=0))  # noqa: SIM115
+        path, mode = (self._target, "wb") if self.special else (self._partial, "xb")
+        self._file = cast(BinaryIO, open(path, mode, buffering=0))  # noqa: SIM115
         return self._file
 
 

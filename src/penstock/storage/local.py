@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
@@ -69,17 +70,31 @@ class Local:
         return local_path(url)
 
 
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a FIFO, a device or a socket: no file may replace it, so it is written to directly."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 class _FileUpload(Upload):
-    """Writes to a hidden file in the same folder, which is renamed at commit."""
+    """Writes to a hidden file beside the target (of a link, the file it leads to), which is renamed at commit."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._path = os.path.abspath(local_path(url))
+        path = local_path(url)
+        self._special = is_special(path)
+        self._path = path if self._special else os.path.realpath(path)
         folder, name = os.path.split(self._path)
         self._partial = os.path.join(folder, f".{name[:180]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
         try:
-            os.makedirs(folder, exist_ok=True)
-            self._file = open(self._partial, "xb", buffering=0)  # noqa: SIM115 - closed by commit or abort
+            if self._special:
+                self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by commit or abort
+            else:
+                os.makedirs(folder, exist_ok=True)
+                self._file = open(self._partial, "xb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise _error(error, url) from error
 
@@ -93,6 +108,9 @@ class _FileUpload(Upload):
 
     def _commit(self) -> Info:
         try:
+            if self._special:
+                self._file.close()
+                return Info(self.written, None, False)
             os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._partial, self._path)
@@ -104,6 +122,8 @@ class _FileUpload(Upload):
 
     def _abort(self) -> None:
         self._file.close()
+        if self._special:
+            return
         try:
             os.unlink(self._partial)
         except FileNotFoundError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +13,8 @@ from typing import Any
 
 from penstock.blobs.background import BoundedQueue
 from penstock.errors import DataError
-from penstock.formats.tar.shard_names import expand_shards
-from penstock.storage import STDIN, url_patterns
+from penstock.formats.tar.shard_names import expand_shards, on_disk
+from penstock.storage import STDIN, local_path, url_patterns
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
@@ -34,6 +36,17 @@ def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list
     for pattern in patterns:
         urls += [STDIN] if pattern == STDIN else expand_shards(url_patterns(pattern), storage)
     return urls
+
+
+def file_identity(url: str, fd: int) -> object:
+    """Return what is the same for all names of a file, as links have several; ``-`` is the file open as ``fd``."""
+    if url != STDIN and not on_disk(url):
+        return url
+    try:
+        status = os.fstat(fd) if url == STDIN else os.stat(local_path(url))
+    except OSError:  # it does not exist
+        return url, fd
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else (url, fd)
 
 
 def raise_error(error: DataError) -> None:

@@ -20,7 +20,7 @@ from penstock.formats.manifest import ShardEntry, read_manifest_at, write_manife
 from penstock.formats.tar.indexing import make_manifest_entry
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.storage import exists, expand_braces, local_path, open_storage, redacted
-from penstock.tarstream.gather import find_shards
+from penstock.tarstream.gather import file_identity, find_shards
 
 PLACEHOLDER = "{}"
 _MANIFEST_INTERVAL_S = 10.0
@@ -51,12 +51,15 @@ def plan_jobs(inputs: Iterable[str], output: str) -> list[ShardJob]:
     """
     jobs = [ShardJob(url, output.replace(PLACEHOLDER, part)) for pattern in inputs for url, part in _expand(pattern)]
     sources: dict[str, str] = {}
+    read = {file_identity(job.source, 0) for job in jobs}
     for job in jobs:
         if (other := sources.setdefault(job.target, job.source)) != job.source:
             both = f"{redacted(other)} and {redacted(job.source)}"
             raise PlanError(f"{both} would both become {redacted(job.target)}: give them different outputs")
-        if job.target == job.source:
-            raise PlanError(f"{redacted(job.source)} would be replaced by its output: choose another output")
+        if file_identity(job.target, 1) in read:
+            raise PlanError(
+                f"{redacted(job.target)} is read, and would be replaced by an output: choose another output"
+            )
     return jobs
 
 

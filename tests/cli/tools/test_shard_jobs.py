@@ -103,7 +103,7 @@ def test_globs_keep_names_and_clashes_are_refused(
     assert main(["proc", "-c", "true", f"{tmp_path}/in-*.tar", "-o", f"{tmp_path}/o/{{}}.tar"]) == 0
     assert sorted(path.name for path in (tmp_path / "o").glob("*.tar")) == ["in-00.tar", "in-01.tar"]
     assert main(["proc", "-c", "true", f"{tmp_path}/in-*.tar", "-o", f"{tmp_path}/{{}}.tar"]) == 1
-    assert b"would be replaced by its output" in capfdbinary.readouterr().err
+    assert b"in-00.tar is read, and would be replaced by an output" in capfdbinary.readouterr().err
     inputs = [f"{tmp_path}/in-0{{0..1}}.tar", f"{tmp_path}/o/in-0{{0..1}}.tar"]
     assert main(["proc", "-c", "true", *inputs, "-o", f"{tmp_path}/p/{{}}.tar"]) == 1
     assert b"would both become" in capfdbinary.readouterr().err

@@ -97,3 +97,16 @@ def test_members_that_are_left_out_are_counted_by_kind(
 def test_nothing_is_printed_if_nothing_is_left_out(shard: str, tmp_path: Path, capfdbinary: Capture) -> None:
     assert main(["split", "-o", f"{tmp_path}/out/", shard]) == 0
     assert capfdbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize("place", ["out/", "memory://split/"])
+def test_shards_that_are_read_are_not_replaced(
+    place: str, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["split", "-n", "5", "-o", place, shard]) == 0
+    before = [sample["__key__"] for sample in ps.read_tar(place)]
+    with pytest.raises(SystemExit):
+        main(["split", "-n", "2", "-o", place, f"{place}shard-000003.tar"])
+    assert b"shard-000003.tar is read, and would be replaced" in capfdbinary.readouterr().err
+    assert [sample["__key__"] for sample in ps.read_tar(place)] == before

@@ -114,3 +114,38 @@ def test_a_file_list_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path, ca
         main(["cat", "-T", str(tmp_path / "empty.txt")])
     assert exit_.value.code == 2
     assert b"empty.txt lists no shard" in capfdbinary.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["cat", "-c", "2"], ["sort"], ["mix"], ["proc", "--command", "true"], ["tsv"], ["first", "-f", "cls"]]
+)
+def test_an_output_that_is_also_an_input_is_refused(
+    words: list[str], shard: str, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    before = Path(shard).read_bytes()
+    (tmp_path / "link.tar").symlink_to(shard)
+    for output in (shard, f"{tmp_path}/../{tmp_path.name}/in.tar", f"{tmp_path}/link.tar"):
+        with pytest.raises(SystemExit) as exit:
+            main([*words, shard, "-o", output])
+        assert exit.value.code == 2
+        assert b"in.tar is read, and would be replaced" in capfdbinary.readouterr().err
+    assert Path(shard).read_bytes() == before
+
+
+def test_a_fifo_and_a_link_are_written_through(shard: str, tmp_path: Path, keys_of: KeysOf) -> None:
+    fifo, link, target = tmp_path / "fifo", tmp_path / "link.tar", tmp_path / "target.tar"
+    os.mkfifo(fifo)
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    for words in (["cat"], ["cat", "-z", "gz"], ["tsv", "-f", "cls"]):
+        with subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE) as reader:
+            assert main([*words, shard, "-o", str(fifo)]) == 0
+            received = reader.communicate()[0]
+        if words == ["cat"]:
+            assert keys_of(received) == numbered(*range(20))
+        assert received
+        assert fifo.is_fifo()
+    assert main(["cat", "-c", "1", shard, "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert keys_of(target.read_bytes()) == numbered(0)
+    assert not (tmp_path / "fifo.index").exists()

@@ -73,11 +73,12 @@ def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams
 
     selection = streams.selection(args)
-    with streams.open_output(args) as out:
+    urls = streams.shard_urls(args)
+    with streams.open_output(args, urls) as out:
         if selection.copies_runs:
-            encoded = selection.encode_runs(streams.read_runs(args, args.parallel, mapped=args.compress is None))
+            encoded = selection.encode_runs(streams.read_runs(args, urls, args.parallel, mapped=args.compress is None))
         else:
-            encoded = selection.encode(streams.read_samples(args, args.parallel))
+            encoded = selection.encode(streams.read_samples(args, urls, args.parallel))
         written = 0
         for samples in encoded:
             out.write_encoded(samples)

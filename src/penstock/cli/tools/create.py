@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             found = counted(len(cells), "cell")
             raise DataError(f"line {line} has {found}, but the first line has {len(columns)}", args.table)
     _check_files(rows, columns, args.dir, args.table)
-    with streams.open_output(args) as out:
+    with streams.open_output(args, [args.table]) as out:
         for record, (line, cells) in enumerate(rows):
             key = _record_key(args.key, record)
             fields: dict[str, bytes] = {}

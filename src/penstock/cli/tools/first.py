@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     except PlanError as exc:
         usage_error(str(exc))
     present: set[str] = set()
-    for raw in streams.read_samples(args):
+    urls = streams.shard_urls(args)
+    streams.refuse_inputs([args.output], urls)
+    for raw in streams.read_samples(args, urls):
         present.update(raw.field_names)
         field = next((name for name in args.field if name in raw.field_names), None)
         if field is None or (condition is not None and not condition.of(raw)):

@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from penstock.cli import counted
@@ -58,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
     sources, weights = _sources_and_weights(args)
     on_error = streams.bad_sample_callback(args)
-    samples = [gather_samples(find_shards(source), on_error=on_error) for source in sources]
+    shards = [find_shards(source) for source in sources]
+    samples = [gather_samples(urls, on_error=on_error) for urls in shards]
     mixture = mix_streams(samples, weights, random.Random(args.seed), all=args.stop == "all")
-    with streams.open_output(args) as out:
+    with streams.open_output(args, chain.from_iterable(shards)) as out:
         for encoded in streams.selection(args).encode(mixture):
             out.write_encoded(encoded)
     return 0

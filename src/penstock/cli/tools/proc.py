@@ -218,8 +218,9 @@ def _process_stream(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams
 
     counts = _Counts()
-    with streams.open_output(args) as out:
-        for samples in _show_progress(_process_samples(args, streams.shard_urls(args), counts)):
+    urls = streams.shard_urls(args)
+    with streams.open_output(args, urls) as out:
+        for samples in _show_progress(_process_samples(args, urls, counts)):
             out.write_encoded(samples)
     if args.verbose or counts.failed or counts.emptied:
         sys.stderr.write(f"penstock: {counts}\n")

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return f"{drawing.escape(raw.key)}\n{lines}\n"
 
     named = [(name,) for name in args.field or ()]
-    for raw in streams.selection(args, named).samples(streams.read_samples(args)):
+    for raw in streams.selection(args, named).samples(streams.read_samples(args, streams.shard_urls(args))):
         sys.stdout.write(draw_sample(raw))
     sys.stdout.flush()
     return 0

@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     selection = streams.selection(args)
     select = None if selection.copies_runs and selection.stop is None else selection.samples
     on_error = streams.bad_sample_callback(args)
-    parts = gather_parts(streams.shard_urls(args), on_error=on_error)
-    with streams.open_output(args) as out:
+    urls = streams.shard_urls(args)
+    parts = gather_parts(urls, on_error=on_error)
+    with streams.open_output(args, urls) as out:
         for samples in sort_samples(parts, order, args.tmp, select=select, on_error=on_error):
             out.write_encoded(samples)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from bisect import bisect_left
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         elif args.verbose:
             sys.stderr.write(f"{entry.name}: {entry.samples:,} samples, {entry.bytes:,} bytes\n")
 
+    urls = streams.shard_urls(args)
+    streams.refuse_inputs(_written(args, urls), urls)
     writer = ShardWriter(
         shard_pattern(args.output),
         max_bytes=args.max_size,
@@ -107,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     full_shards = 0
     skipped: Counter[str] = Counter()
     with streams.write_errors_name(args.output), writer:
-        runs = streams.read_runs(args, mapped=args.compress is None, skipped=skipped)
+        runs = streams.read_runs(args, urls, mapped=args.compress is None, skipped=skipped)
         for samples in _cut(runs, writer.fits):
             if not writer.fits(len(samples.keys), samples.nbytes):
                 full_shards += 1
@@ -118,6 +121,21 @@ def run(args: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(skipped.items()))
         sys.stderr.write(f"penstock: left out members that belong to no sample ({kinds})\n")
     return 0
+
+
+def _written(args: argparse.Namespace, urls: list[str]) -> Iterator[str]:
+    """Yield the files that a new shard may replace: those in a local folder, or the inputs in a remote one."""
+    from penstock.formats.manifest import set_pattern
+    from penstock.formats.tar.shard_names import on_disk, parse_target
+    from penstock.storage import local_path
+
+    pattern = shard_pattern(args.output)
+    folder, name, _ = parse_target(local_path(pattern) if on_disk(pattern) else pattern, args.compress)
+    if on_disk(pattern):
+        there = os.listdir(folder) if os.path.isdir(folder) else []
+    else:
+        there = [url.rpartition("/")[2] for url in urls]
+    yield from (f"{folder}/{file}" for file in there if set_pattern("tar", name).fullmatch(file))
 
 
 def _cut(runs: Iterator[RawRun], fits: Callable[[int, int], bool]) -> Iterator[EncodedSamples]:

@@ -13,7 +13,7 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.plan.expression_text import TextExpression
 from penstock.storage import STDIN, redacted
 from penstock.tarstream import gather
-from penstock.tarstream.gather import find_shards, raise_error
+from penstock.tarstream.gather import file_identity, find_shards, raise_error
 from penstock.tarstream.raw import RawRun, RawSample
 from penstock.tarstream.select import KeyTemplate, Selection
 from penstock.tarstream.stream_writer import STDOUT, StreamWriter, open_stream_writer
@@ -52,18 +52,24 @@ def _read_filelist(name: str) -> list[str]:
         raise StorageError(f"cannot read the list of shards: {getattr(exc, 'strerror', None) or exc}", name) from exc
 
 
-def read_samples(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
-    """Return an iterator over the samples that a tool reads; ``mapped`` is faster if most of their bytes are not used.
+def read_samples(
+    args: argparse.Namespace, urls: list[str], workers: int = 1, mapped: bool = False
+) -> Iterator[RawSample]:
+    """Return an iterator over the samples of shards; ``mapped`` is faster if most of their bytes are not used.
 
     Raises:
         StorageError: A shard cannot be read.
         DataError: A shard is damaged, unless bad samples are skipped.
     """
-    return gather.gather_samples(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
+    return gather.gather_samples(urls, on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
 
 
 def read_runs(
-    args: argparse.Namespace, workers: int = 1, mapped: bool = True, skipped: Counter[str] | None = None
+    args: argparse.Namespace,
+    urls: list[str],
+    workers: int = 1,
+    mapped: bool = True,
+    skipped: Counter[str] | None = None,
 ) -> Iterator[RawRun]:
     """Return an iterator over runs of adjacent samples, for a tool that copies samples unchanged.
 
@@ -74,7 +80,7 @@ def read_runs(
         DataError: A shard is damaged, unless bad samples are skipped.
     """
     on_error = bad_sample_callback(args)
-    return gather.gather_runs(shard_urls(args), on_error=on_error, workers=workers, mapped=mapped, skipped=skipped)
+    return gather.gather_runs(urls, on_error=on_error, workers=workers, mapped=mapped, skipped=skipped)
 
 
 def bad_sample_callback(args: argparse.Namespace) -> gather.ErrorHandler:
@@ -122,14 +128,19 @@ def selection(args: argparse.Namespace, named: Iterable[tuple[str, ...]] = ()) -
 
 
 @contextmanager
-def open_output(args: argparse.Namespace) -> Iterator[StreamWriter]:
+def open_output(args: argparse.Namespace, inputs: Iterable[str]) -> Iterator[StreamWriter]:
     """Open the archive that a tool writes; a named one appears only if the ``with`` block succeeds.
+
+    Args:
+        args: The arguments of the tool.
+        inputs: The files that the tool reads.
 
     Raises:
         StorageError: The archive cannot be written.
-        SystemExit: With 2 if it would go to a terminal.
+        SystemExit: With 2 if it would go to a terminal, or replace one of the inputs.
     """
     refuse_terminal(args.output)
+    refuse_inputs([args.output], inputs)
     with write_errors_name(args.output), open_stream_writer(args.output, args.compress) as out:
         yield out
 
@@ -149,6 +160,18 @@ def write_errors_name(target: str) -> Iterator[None]:
         if exc.filename is not None:
             raise
         raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(target)) from exc
+
+
+def refuse_inputs(outputs: Iterable[str], inputs: Iterable[str]) -> None:
+    """Exit with a usage error if an output is one of the files that are read.
+
+    Raises:
+        SystemExit: With 2 if it is.
+    """
+    written = {file_identity(url, 1) for url in outputs}
+    if (same := next((url for url in inputs if file_identity(url, 0) in written), None)) is not None:
+        name = "standard input" if same == STDIN else redacted(same)
+        usage_error(f"{name} is read, and would be replaced by the output: name another output")
 
 
 def refuse_terminal(output: str) -> None:

@@ -54,10 +54,12 @@ def run(args: argparse.Namespace) -> int:
         usage_error(f"{args.fields!r} names no field: write names like 'jpg;png cls'")
     if format == "parquet":
         streams.refuse_terminal(args.output)
+    urls = streams.shard_urls(args)
+    streams.refuse_inputs([args.output], urls)
     table: tables.SampleTable | None = None
     with _open_file(args.output) as write:
         named = [column.fields for column in columns]
-        for raw in streams.selection(args, named).samples(streams.read_samples(args)):
+        for raw in streams.selection(args, named).samples(streams.read_samples(args, urls)):
             if table is None:
                 columns = columns or tables.text_columns(raw)
                 table = tables.open_table(format, columns, write, key=not args.nokey, header=not args.noheader)

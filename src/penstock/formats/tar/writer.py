@@ -268,7 +268,7 @@ class TarWriter:
             raise
         name = self.url.rpartition("/")[2] if self.url else ""
         entry = ShardEntry(name, self.samples, self._sink.nbytes, self._sink.sha256.hexdigest())
-        if self.url is not None:
+        if self.url is not None and not (isinstance(self._draft, FileDraft) and self._draft.special):
             self._write_index(self.url, Stamp.of(status) if status else Stamp(self._sink.nbytes))
         self.entry = entry
         if published is not None:
