@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice, product
@@ -196,6 +198,31 @@ def test_ranks_are_made_equal_as_without_servers(uneven: Any, tmp_path: Path) ->
     proofs = [ps.ledger(tmp_path / name).verify() for name in ("served", "local")]
     assert all(proof.ok and proof.finished for proof in proofs)
     assert str(proofs[0]) == str(proofs[1])
+
+
+def test_ranks_of_a_process_group_agree_on_the_end_of_filtered_epochs(tmp_path: Path, warm_python: str) -> None:
+    program = """
+import json, os, sys, torch.distributed, penstock as ps
+rank, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+feed = ps.connect(address)
+print(json.dumps([[batch["x"].tolist() for batch in feed] for epoch in range(2)]))
+feed.close()
+torch.distributed.destroy_process_group()
+"""
+    ds = numbers((30, 31)).shuffle().filter(lambda sample: sample["x"] % 3 > 0).batched(4)
+    with ps.serve(ds, "grpc://127.0.0.1:0") as server:
+        command = [warm_python, "-c", program]
+        ranks = [
+            subprocess.Popen([*command, str(rank), server.address, str(tmp_path)], stdout=subprocess.PIPE)
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    loaders = [ds.loader(rank, 2, uneven="keep") for rank in range(2)]
+    whole = [[[batch["x"].tolist() for batch in loader] for loader in loaders] for epoch in range(2)]
+    steps = [min(map(len, shares)) for shares in whole]
+    cut = [[share[:count] for share in shares] for shares, count in zip(whole, steps, strict=True)]
+    assert [list(shares) for shares in zip(*map(json.loads, outputs), strict=True)] == cut
 
 
 def test_a_ledger_proves_an_epoch_with_a_state_in_between(tmp_path: Path) -> None:

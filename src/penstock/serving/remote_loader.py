@@ -290,8 +290,9 @@ def connect(
             raise PlanError(f"connect(epoch={epoch}): the servers' dataset fixes epoch {fixed}")
         first = check_count("epoch", epoch or 0) if fixed is None else fixed
         backend = RemoteBackend(servers, own, silence_s)
-        backend.first_start(first)  # raises if the plan cannot be cut that way
-        return Feed(backend, own, first, ledger=ledger, format=converted)
+        feed = Feed(backend, own, first, ledger=ledger, format=converted)
+        backend.first_start(first)  # raises if the plan cannot be cut as the loader does
+        return feed
     except BaseException:
         servers.close()
         raise
