@@ -6,9 +6,11 @@ import json
 import multiprocessing
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.errors import DataError
 from penstock.formats.manifest import (
     MANIFEST,
@@ -168,6 +170,30 @@ def test_a_malformed_manifest_on_another_storage_is_a_data_error() -> None:
         upload.commit()
     with pytest.raises(DataError, match=r"malformed.*memory://manifest/bad/manifest\.json"):
         read_manifest_at("memory://manifest/bad")
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "advice"),
+    [
+        ("shard-000001.tar", ps.read_tar, "`penstock index {0}` adds them"),
+        ("set-001-00000-of-00001.parquet", ps.read_parquet, "{0}/*.parquet reads them too"),
+    ],
+)
+def test_a_warning_names_the_files_that_are_left_out(
+    name: str, read: Any, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = ps.from_items([{"__key__": "a", "cls": 1}])
+    rows.write_tar(tmp_path / "set") if read is ps.read_tar else rows.write_parquet(tmp_path / "set")
+    first = next((tmp_path / "set").glob(f"*{Path(name).suffix}"))
+    (tmp_path / "set" / name).write_bytes(first.read_bytes())
+    ds = read(str(tmp_path / "set"))
+    assert ds.count() == len(list(ds)) == 1
+    assert len(caplog.messages) == 1
+    assert f"left out, because the manifest does not list them: {name}; unless" in caplog.text
+    assert advice.format(tmp_path / "set") in caplog.text
+    caplog.clear()
+    assert len(list(read(f"{tmp_path}/set/*{Path(name).suffix}"))) == 2
+    assert caplog.messages == []
 
 
 def test_files_that_a_manifest_does_not_list_are_current_only_if_they_belong_to_no_set() -> None:

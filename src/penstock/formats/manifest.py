@@ -2,13 +2,14 @@
 
 A run that replaces shards, or adds some, writes its files under new names and the manifest last. A file whose name is
 of a set that the manifest records, and which it does not list, is therefore not current: it is being written, or about
-to be deleted.
+to be deleted. Readers leave it out, and say so: someone may have put it there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from penstock.blobs.draft import put_object, read_object, replace_file
 from penstock.errors import DataError, StorageError
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme, without_query
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # of tar shards; other formats have a hidden one, which tools that read folders ignore
 _MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
@@ -267,6 +270,8 @@ def current_files(
 ) -> list[str]:
     """List files as the manifests of folders say: a run that is replacing files is not seen before it is complete.
 
+    A warning names the files that are left out.
+
     Args:
         list_files: Lists the paths or URLs.
         patterns: What the user gave; the manifests of those that are folders are followed.
@@ -279,7 +284,7 @@ def current_files(
     folders = [(local_path(url) if scheme(url) == "file" else url).rstrip("/") or "/" for url in patterns]
     for attempt in range(_LISTINGS):
         paths = list_files()
-        listed, missing = set(paths), None
+        listed, missing, left_out = set(paths), None, dict[str, list[str]]()
         for folder in {*folders} & {*map(_folder_of, paths)}:
             given = storage if scheme(folder) != "file" else None
             manifest = read_manifest_at(folder, given, format=format, optional=True)
@@ -287,12 +292,28 @@ def current_files(
                 continue
             named = (shard_url(folder, entry.name) for entry in manifest.shards)
             missing = missing or next((url for url in named if url not in listed), None)
-            paths = [path for path in paths if _folder_of(path) != folder or manifest.is_current(shard_name(path))]
+            left_out[folder] = [path for path in paths if not _is_current(path, folder, manifest)]
+            paths = [path for path in paths if _is_current(path, folder, manifest)]
         if missing is None:
+            for folder, files in left_out.items():
+                _warn_of_left_out(redacted(folder), tuple(map(shard_name, files)), format)
             return paths
         if attempt == _LISTINGS - 1:
             raise StorageError("the manifest names a shard that does not exist", redacted(missing))
     return []
+
+
+def _is_current(path: str, folder: str, manifest: Manifest) -> bool:
+    return _folder_of(path) != folder or manifest.is_current(shard_name(path))
+
+
+@lru_cache(maxsize=256)  # one warning, however often the folder is opened
+def _warn_of_left_out(folder: str, names: tuple[str, ...], format: str) -> None:
+    if names:
+        shown = ", ".join(names[:3]) + f", ... ({len(names):,} in all)" * (len(names) > 3)
+        advice = f"`penstock index {folder}` adds them" if format == "tar" else f"{folder}/*.{format} reads them too"
+        problem = "left out, because the manifest does not list them"
+        log.warning("%s: %s: %s; unless a run is still writing them, %s", folder, problem, shown, advice)
 
 
 def check_sets(paths: Sequence[str], storage: Storage | None) -> None:
