@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import PlanError, StorageError
 from penstock.storage import Listed, Local, Memory, NotFound, Storage
-from penstock.storage.cache import Cache, wrap_with_cache
+from penstock.storage.cache import Cache, CachedStorage, wrap_with_cache
 from penstock.storage.cached_object import CHUNK_BYTES as CHUNK
 from penstock.testing.storages import DATA, StorageTests, write
 from tests.storage.conftest import CONTENT, URL, RemoteFolder, suffixes
@@ -86,6 +86,31 @@ def test_with_fresh_s_of_zero_every_call_asks_the_server(remote: RemoteFolder, c
     for calls in range(1, 4):
         cached.info(URL)
         assert len(remote.requests("info")) == calls
+
+
+def test_a_change_of_one_object_or_an_error_makes_the_server_be_asked_about_all(
+    remote: RemoteFolder, cache_dir: Path
+) -> None:
+    cached = Cache(cache_dir).wrap(remote)
+    Path(remote.folder, "shard.tar.index").write_bytes(b"index")
+    tag = cached.info(f"{URL}.index").tag
+    cached.read(URL, 0, CHUNK)
+    Path(remote.folder, "shard.tar.index").write_bytes(b"other")
+    assert cached.info(f"{URL}.index").tag == tag
+    Path(remote.folder, "shard.tar").write_bytes(CONTENT[::-1])
+    with pytest.raises(StorageError, match="changed while it was being read"):
+        cached.read(URL, CHUNK, 2 * CHUNK)
+    assert cached.info(f"{URL}.index").tag != tag
+
+
+def test_a_dataset_that_is_opened_anew_asks_the_server(remote: RemoteFolder, cache_dir: Path) -> None:
+    cache = Cache(cache_dir)
+    for count in (1, 2):
+        cached = wrap_with_cache(cache, [URL], remote)
+        assert isinstance(cached, CachedStorage)
+        cached.info(URL)
+        cached.info(URL)
+        assert len(remote.requests("info")) == count
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])

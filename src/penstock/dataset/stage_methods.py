@@ -330,7 +330,8 @@ class StageMethods:
 
         Args:
             folder: A folder on this machine; all processes that name it share the results.
-            version: What cannot be seen in the code, such as the version of a model that a function loads.
+            version: What cannot be seen in the code, such as the version of a model that a function loads, or of data
+                on a server that sends neither ETags nor times.
             per_epoch: How many variants of random stages to keep: epoch e has the random numbers of epoch e modulo
                 this. ``True`` keeps one for each epoch.
 

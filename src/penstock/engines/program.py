@@ -346,8 +346,9 @@ class Program:
                     self.arrangement.seeds[leaf],
                     chain.cache.variants,
                 )
-                others = [chain.cache.version, [leaf, seed] if variants != 0 else None]
-                digest = chain.cache.digest(source, self.readers[leaf], chain.stages_of(leaf, body), others)
+                others = [leaf, seed] if variants != 0 else None
+                stages, version = chain.stages_of(leaf, body), chain.cache.version
+                digest = chain.cache.digest(source, self.readers[leaf], stages, version, others)
                 folder = os.path.join(os.path.abspath(chain.cache.folder), digest)
                 out[leaf] = LeafCache(folder, leaf, seed, variants, self._hashes[leaf])
         return out

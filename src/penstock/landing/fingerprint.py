@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines import CacheResults, Program
-from penstock.errors import StorageError
+from penstock.errors import PlanError, StorageError
 from penstock.plan import ByObject, EngineOptions, Plan, Resources, is_tensor
 from penstock.storage import local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
@@ -72,39 +72,31 @@ def stages_digest(plan: Plan) -> str:
     return code_digest([list(_stages(plan)), plan.errors.action])
 
 
-def result_digest(source: Any, reader: Any, stages: Sequence[Any], others: Any) -> str:
+def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str | int | None, others: Any) -> str:
     """Return what identifies the results of stages on the samples of a source, in every process.
 
     Args:
         source: The source.
         reader: Its open reader.
         stages: The stages.
+        version: What the user named the version of what cannot be seen.
         others: What else the results depend on.
 
     Raises:
         StorageError: The tags of remote objects cannot be read.
+        PlanError: A server does not tell when an object changes, and there is no version.
     """
     urls = [url for shard in range(len(reader.names)) for url in reader.objects(shard)]
     identity = getattr(source, "identity", None)
     described = identity() if callable(identity) else _described(source)
-    return code_digest([_RESULT_FORMAT, reader.names, _content_stamps(source, urls), described, list(stages), others])
-
-
-def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
-    """Return what changes with the content of each file or object; tags that a listing does not tell are asked for."""
-    stamps = _url_stamps(source, urls)
-    storage = getattr(source, "storage", None)
-    unknown = [i for i, url in enumerate(urls) if stamps[i] is None and scheme(url) != "file"]
-
-    def tag(number: int) -> Any:
-        info = open_storage(urls[number], storage).info(urls[number])
-        return [info.size, info.tag]
-
-    if unknown:
-        with ThreadPoolExecutor(min(_TAG_REQUESTS, len(unknown))) as pool:
-            for number, found in zip(unknown, pool.map(tag, unknown), strict=True):
-                stamps[number] = found
-    return stamps
+    stamps = _url_stamps(source, urls, ask=True)
+    untold = (url for url, stamp in zip(urls, stamps, strict=True) if stamp is None and scheme(url) != "file")
+    if version is None and (url := next(untold, None)) is not None:
+        raise PlanError(
+            f"cache(): the server does not tell when {redacted(url)} changes, by an ETag or a time; give "
+            "cache(version=...), and another version whenever the data changed"
+        )
+    return code_digest([_RESULT_FORMAT, reader.names, stamps, described, list(stages), version, others])
 
 
 def code_digest(value: Any) -> str:
@@ -135,22 +127,54 @@ def _described(source: Any) -> list[Any]:
 
 def _stamps(source: Any, reader: Any) -> list[Any]:
     """Return the size and time of each file that a reader names, and the tag of each remote shard that was listed."""
-    return _url_stamps(source, [reader.url(shard) for shard in range(len(reader.names))])
+    shards = range(len(reader.names))
+    if getattr(source, "cache", None) is None:
+        return _url_stamps(source, [reader.url(shard) for shard in shards])
+    return _url_stamps(source, [url for shard in shards for url in reader.objects(shard)])
 
 
-def _url_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
-    tags: dict[str, str | None] = {}
-    for folder in {folder for pattern in getattr(source, "patterns", ()) if (folder := _listed_folder(pattern, urls))}:
-        with suppress(StorageError):  # a server that cannot list, or may not
-            tags |= {redacted(one.url): one.tag for one in open_storage(folder, source.storage).list(folder)}
+def _url_stamps(source: Any, urls: Sequence[str], ask: bool = False) -> list[Any]:
+    """Return what changes with the content of each file or object; ``None`` if that is not known.
+
+    Args:
+        source: The source.
+        urls: The files and objects.
+        ask: Whether to ask for tags that no listing tells.
+    """
+    given, cache = getattr(source, "storage", None), getattr(source, "cache", None)
     stamps: list[Any] = []
+    tags = _listed_tags(source, urls)
     for url in urls:
         try:
             status = os.stat(local_path(url)) if scheme(url) == "file" else None
         except OSError:
             status = None
-        stamps.append(tags.get(url) if status is None else [status.st_size, status.st_mtime_ns])
+        stamps.append(tags.get(redacted(url)) if status is None else [status.st_size, status.st_mtime_ns])
+    # A cache may hold older content than the server, and then the samples are that content.
+    asked = [
+        number
+        for number, url in enumerate(urls)
+        if scheme(url) != "file" and ((ask and stamps[number] is None) or (cache is not None and redacted(url) in tags))
+    ]
+
+    def tag(number: int) -> Any:
+        storage = open_storage(urls[number], given)
+        info = (cache.shared(storage) if cache is not None else storage).info(urls[number])
+        return None if info.tag is None else [info.size, info.tag]
+
+    with ThreadPoolExecutor(_TAG_REQUESTS) as pool:
+        for number, found in zip(asked, pool.map(tag, asked), strict=True):
+            stamps[number] = found
     return stamps
+
+
+def _listed_tags(source: Any, urls: Sequence[str]) -> dict[str, str | None]:
+    """Return the tags of the objects in the remote folders that are listed to find shards."""
+    tags: dict[str, str | None] = {}
+    for folder in {folder for pattern in getattr(source, "patterns", ()) if (folder := _listed_folder(pattern, urls))}:
+        with suppress(StorageError):  # a server that cannot list, or may not
+            tags |= {redacted(one.url): one.tag for one in open_storage(folder, source.storage).list(folder)}
+    return tags
 
 
 def _listed_folder(pattern: str, urls: Sequence[str]) -> str | None:

@@ -45,6 +45,7 @@ class Cache:
         max_bytes: How much it may hold: a number, or a size such as ``"200GB"``. ``None``: the free space of the disk,
             less 1/20 of the disk.
         fresh_s: How many seconds a process trusts a copy before it asks the server again whether the object changed.
+            The epochs of a loader share what is known; an iteration over a dataset itself asks anew.
 
     >>> Cache("/scratch/cache", max_bytes="200GB")
     Cache(folder='/scratch/cache', max_bytes=200000000000, fresh_s=300.0)
@@ -85,7 +86,7 @@ class Cache:
 
 
 def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:
-    """Return the storage for the URLs that are remote, behind ``cache`` if there is one.
+    """Return the storage for the URLs that are remote, behind ``cache`` if there is one; it asks anew about objects.
 
     Raises:
         PlanError: The URLs have several schemes, and a cache serves only one.
@@ -97,7 +98,9 @@ def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage |
         raise PlanError(
             f"cache= serves URLs of one scheme, not of {', '.join(remote)}; read each on its own and use union()"
         )
-    return cache.shared(open_storage(next(iter(remote.values())), storage))
+    cached = cache.shared(open_storage(next(iter(remote.values())), storage))
+    cached.expire()  # a manifest, indexes and shards of different age would not fit together
+    return cached
 
 
 def cached_shards(storage: Storage | None, urls: Sequence[tuple[str, ...]]) -> CachedShards | None:
@@ -145,7 +148,7 @@ class CachedStorage:
             if cached is None or not cached.read(start, stop, target.cast("B")):
                 return self.storage.read(url, start, stop, into=into, tag=info.tag)
         except StorageError:
-            self._infos.pop(url, None)  # it may have changed: the next read asks the server
+            self.expire()  # it may have changed
             raise
         return bytes(target) if into is None else into
 
@@ -181,9 +184,13 @@ class CachedStorage:
             return None
         return None if cached is None else cached.path()
 
+    def expire(self) -> None:
+        """Ask the server again about each object, however recently it was asked."""
+        self._infos.clear()
+
     def forget(self, url: str) -> None:
-        """Remove an object from the cache, and what is remembered about it."""
-        self._infos.pop(url, None)
+        """Remove an object from the cache, and what is remembered about it and what was stored with it."""
+        self.expire()
         if not self._is_local(url):
             self._folder().drop_all(_url_key(self.storage, url))
 
@@ -228,6 +235,8 @@ class CachedStorage:
 
     def _refresh_info(self, url: str) -> Info:
         info = self.storage.info(url)
+        if self._infos.get(url, (info, 0.0))[0] != info:
+            self.expire()  # what was stored with it has changed too, such as the index of a shard
         self._infos[url] = info, time.monotonic()
         return info
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from penstock.dataset import Dataset
 from penstock.engines import CacheResults
 from penstock.engines.cached import record_store
 from penstock.errors import PlanError, StageError
+from penstock.formats.tar.source import TarSource
 from penstock.landing.fingerprint import result_digest
 from penstock.plan import Combination, Plan, Resources, Scope, Stage, Zip
+from penstock.storage import Info, Memory
 from penstock.testing import CORPUS, EngineTests, numbers, on_resources, outputs
+from penstock.testing.servers import http_server
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 BASE = (7, 0, 12, 5, 1, 9)
@@ -279,3 +283,48 @@ def test_the_plan_names_the_cache_and_its_identity_is_that_without_it(tmp_path: 
     other = cached.map(_noise).batched(4).loader()
     other.load_state_dict(loader.state_dict())
     assert outputs(other) == outputs(loader)
+
+
+def _store_shard(url: str, text: str) -> None:
+    with Memory().put(url) as upload, io.BytesIO() as file:
+        with ps.TarWriter(file) as shard:
+            shard.write({"__key__": "k", "txt": text})
+        upload.write(file.getvalue())
+        upload.commit()
+
+
+def test_results_belong_to_the_bytes_that_a_disk_cache_holds(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/cached.tar"
+    _store_shard(url, "old")
+    opened = [(source, source.open()) for source in (TarSource((url,)), TarSource((url,), cache=ps.Cache(tmp_path)))]
+    before = [result_digest(source, reader, [], None, None) for source, reader in opened]
+    _store_shard(url, "new")
+    after = [result_digest(source, reader, [], None, None) for source, reader in opened]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True]  # within fresh_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Untagged(Memory):
+    """A storage that cannot detect changes."""
+
+    def info(self, url: str) -> Info:
+        return replace(Memory.info(self, url), tag=None)
+
+
+def test_results_on_a_server_that_does_not_tell_of_changes_need_a_version(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/untagged.tar"
+    _store_shard(url, "old")
+    ds = ps.read_tar(url, storage=_Untagged())
+    with pytest.raises(PlanError, match=r"does not tell when memory://.*/untagged.tar changes.*cache\(version=...\)"):
+        next(iter(ds.cache(tmp_path)))
+    assert [sample["txt"] for sample in ds.decode().cache(tmp_path, version=1)] == ["old"]
+
+
+def test_results_are_found_by_urls_with_a_password(tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    with ps.TarWriter(str(served / "a.tar")) as shard:
+        shard.write({"__key__": "k", "txt": "text"})
+    with http_server(served, "--user", "me", "--pass", "word") as port:
+        ds = ps.read_tar(f"http://me:word@127.0.0.1:{port}/a.tar").decode().cache(tmp_path)
+        assert [sample["txt"] for sample in ds] == ["text"]

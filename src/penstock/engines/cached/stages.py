@@ -37,8 +37,8 @@ from penstock.plan import (
     Zip,
 )
 
-# (source, its open reader, the stages before the cache, what else the results depend on) -> what identifies results
-ResultDigest = Callable[[Any, Any, Sequence[Stage], Any], str]
+# (source, its open reader, the stages before the cache, their version, what else counts) -> what identifies results
+ResultDigest = Callable[[Any, Any, Sequence[Stage], str | int | None, Any], str]
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,9 @@ class RowsReader(Reader):
     def url(self, shard: int) -> str:
         return self._urls[shard]
 
+    def objects(self, shard: int) -> list[str]:
+        return [self._paths[shard]]
+
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedRows:
         """Find rows; rows of a group of which many are wanted are marked to be read with the whole group."""
         nbytes, group = np.empty(len(index), np.int64), np.full(len(index), -1, np.int64)

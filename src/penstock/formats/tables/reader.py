@@ -102,6 +102,9 @@ class ParquetReader(Reader):
     def url(self, shard: int) -> str:
         return self._urls[shard]
 
+    def objects(self, shard: int) -> list[str]:
+        return [self._paths[shard]]
+
     def metadata(self) -> dict[bytes, bytes]:
         """Return the schema metadata of the first file, where other libraries store features."""
         return dict(self.file(0).schema.metadata or {})

@@ -310,6 +310,9 @@ class TarReader(Reader):
     def url(self, shard: int) -> str:
         return self._urls[shard]
 
+    def objects(self, shard: int) -> list[str]:
+        return [self._paths[shard]]
+
     def folders(self) -> set[str]:
         """Return the local folders that hold the shards."""
         return {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
