@@ -18,8 +18,8 @@ import torch.utils.data
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.lmdb import LmdbSource, parse_datum
 from penstock.formats.lmdb import _open as opened
-from penstock.formats.lmdb import parse_datum
 from penstock.formats.rows.tfrecord import encode_example
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
@@ -213,3 +213,27 @@ def test_a_forked_child_uses_no_environment_of_its_parent(tmp_path: Path) -> Non
         os._exit(0 if not opened and ds[4]["value"] == b"value 4" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ds[3]["value"] == b"value 3"
+
+
+def test_an_environment_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.lmdb", {b"k": b"old"}, subdir=False)
+    ds = ps.read_lmdb(path)
+    assert ds[0]["value"] == b"old"
+    reader = LmdbSource((str(path),)).open()
+    assert reader.count(0) == 1
+    os.replace(write(tmp_path / "b.lmdb", {b"k": b"new", b"l": b"new"}, subdir=False), path)
+    assert [sample["value"] for sample in ds] == [b"new"] * 2
+    assert ds[1]["value"] == b"new"
+    assert [one.path for one in opened.values() if one.path.startswith(str(tmp_path))] == [str(path)]
+    with pytest.raises(StorageError, match=r"replaced while it was being read \(url: .*a.lmdb"):
+        reader.key(0, 0)
+
+
+@pytest.mark.parametrize("first", ["open", "truncated"])
+def test_a_truncated_environment_is_an_error(tmp_path: Path, first: str) -> None:
+    path = write(tmp_path / "a.lmdb", numbered(0, 2000), subdir=False)
+    if first == "open":
+        assert len(ps.read_lmdb(path)) == 2000
+    os.truncate(path, os.path.getsize(path) // 2)
+    with pytest.raises(StorageError, match=r"truncated: the file has [0-9,]+ bytes of [0-9,]+.*a.lmdb"):
+        list(ps.read_lmdb(path))

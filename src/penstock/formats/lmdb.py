@@ -146,26 +146,56 @@ def parse_datum(value: bytes) -> dict[str, Any]:
 class _Environment:
     """An environment, opened read-only when it is first used, once per process; pickling pickles its path."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, identity: tuple[int, int] | None = None) -> None:
         self.path = path
+        self._identity = identity  # of the file that was read first
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Environment, (self.path,)
+        return _Environment, (self.path, self._identity)
 
     def begin(self) -> Any:
         """Return a transaction.
 
         Raises:
             MissingExtra: lmdb is not installed.
+            StorageError: The environment cannot be opened, is truncated, or was replaced since it was first read.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError as exc:
+            raise StorageError(f"the LMDB environment cannot be read: {exc.strerror or exc}", self.path) from exc
+        identity = status.st_dev, status.st_ino
+        self._identity = self._identity or identity
+        if identity != self._identity:
+            raise StorageError("the LMDB environment was replaced while it was being read", self.path)
+        with _lock:
+            if identity not in _open:
+                for stale in [known for known, one in _open.items() if not one.is_current(known)]:
+                    del _open[stale]  # closed when its last transaction ends
+                _open[identity] = _OpenEnvironment.of(self.path)
+            opened = _open[identity]
+            if status.st_size < opened.used_bytes:  # reading a page behind the end would kill the process
+                problem = f"the file has {status.st_size:,} bytes of {opened.used_bytes:,}"
+                raise StorageError(f"the LMDB environment is truncated: {problem}; copy it again", self.path)
+            return opened.environment.begin()
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenEnvironment:
+    """An open environment, its path, and how many bytes of its file were in use when it was opened."""
+
+    environment: Any
+    path: str
+    used_bytes: int
+
+    @staticmethod
+    def of(path: str) -> _OpenEnvironment:
+        """Open an environment.
+
+        Raises:
+            MissingExtra: lmdb is not installed.
             StorageError: The environment cannot be opened.
         """
-        key = os.path.realpath(self.path)
-        with _lock:
-            if key not in _open:
-                _open[key] = self._open()
-            return _open[key].begin()
-
-    def _open(self) -> Any:
         try:
             import lmdb
         except ImportError as exc:
@@ -173,12 +203,22 @@ class _Environment:
         try:
             # Without a lock file, which a read-only folder does not have; no readahead, since records are read in any
             # order and the kernel would fetch pages that are not needed.
-            return lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=0)
+            environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=0)
         except lmdb.Error as exc:
-            raise StorageError(f"the LMDB environment cannot be opened: {exc}", self.path) from exc
+            raise StorageError(f"the LMDB environment cannot be opened: {exc}", path) from exc
+        used_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        return _OpenEnvironment(environment, path, used_bytes)
+
+    def is_current(self, identity: tuple[int, int]) -> bool:
+        """Return whether the path still names the open file."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == identity
 
 
-_open: dict[str, Any] = {}  # LMDB allows an environment to be open once in a process
+_open: dict[tuple[int, int], _OpenEnvironment] = {}  # by device and inode: each may be open once in a process
 _lock = threading.Lock()
 
 
@@ -187,7 +227,7 @@ def _close_inherited() -> None:
     global _lock
     _lock = threading.Lock()  # a thread of the parent may have held it
     while _open:
-        _open.popitem()[1].close()
+        _open.popitem()[1].environment.close()
 
 
 os.register_at_fork(after_in_child=_close_inherited)
@@ -235,7 +275,7 @@ class LmdbReader(Reader):
 
     def stamp(self) -> object:
         stats = [os.stat(environment.path) for environment in self._environments]
-        return tuple((found.st_size, found.st_mtime_ns) for found in stats)
+        return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in stats)
 
     def counts(self, scan: bool) -> I64 | None:
         return np.array([self.count(shard) for shard in range(len(self.names))], np.int64)

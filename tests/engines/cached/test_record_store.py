@@ -33,6 +33,15 @@ def test_records_are_found_by_the_process_that_added_them_and_by_others(tmp_path
     assert _find(RecordStore(str(tmp_path)), 5, 6, 1 << 63) == [b"five", None, b""]
 
 
+def test_a_record_that_does_not_exist_cannot_be_read(tmp_path: Path) -> None:
+    store = RecordStore(str(tmp_path))
+    store.add([(5, b"five")])
+    absent = [int(column[0]) for column in store.find(np.array([4], np.uint64))]
+    assert absent == [-1, -1, -1, -1]
+    with pytest.raises(LookupError, match="no such record"):
+        store.read(*absent)
+
+
 def test_many_records_are_found_in_any_order(tmp_path: Path) -> None:
     store = RecordStore(str(tmp_path))
     numbers = np.random.default_rng(0).permutation(COUNT)

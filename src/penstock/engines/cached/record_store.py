@@ -89,7 +89,8 @@ class RecordStore:
         if len(self._numbers):
             at = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
             entries = self._entries.take(at)
-            entries.file[self._numbers[at] != numbers] = -1
+            for column in entries:
+                column[self._numbers[at] != numbers] = -1
         if self._recent:
             for row in np.flatnonzero(entries.file < 0).tolist():
                 if (recent := self._recent.get(int(numbers[row]))) is not None:
@@ -98,7 +99,13 @@ class RecordStore:
         return entries
 
     def read(self, file: int, offset: int, nbytes: int, crc: int) -> Bytes | None:
-        """Return a record, in memory of its own; None if it is damaged or gone, and then also for ``find``."""
+        """Return a record, in memory of its own; None if it is damaged or gone, and then also for ``find``.
+
+        Raises:
+            LookupError: The entry is that of a record that does not exist.
+        """
+        if file < 0:
+            raise LookupError("there is no such record: find() has marked it with a file of -1")
         data = np.empty(nbytes, np.uint8)
         try:
             fd = self._descriptor(file)
