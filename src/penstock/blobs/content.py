@@ -37,7 +37,7 @@ class MappedFile(mmap.mmap):
     @classmethod
     def of(cls, file: BinaryIO | io.RawIOBase) -> MappedFile:
         """Map an open file, which is not empty."""
-        _keep_freed_memory()
+        keep_freed_memory()
         mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped.fd = os.dup(file.fileno())
         weakref.finalize(mapped, os.close, mapped.fd)
@@ -49,14 +49,19 @@ class MappedFile(mmap.mmap):
         Raises:
             OSError: The file cannot be read.
         """
-        if stop - start > _COPY_BYTES or not hasattr(os, "preadv"):
-            return None
-        buffer, view = _copies.buffer
-        return buffer if os.preadv(self.fd, [view[: stop - start]], start) == stop - start else None
+        return copied(self.fd, start, stop)
+
+
+def copied(fd: int, start: int, stop: int) -> mmap.mmap | None:
+    """Copy a range of an open file to a buffer of this thread, as :meth:`MappedFile.copied` does."""
+    if stop - start > _COPY_BYTES or not hasattr(os, "preadv"):
+        return None
+    buffer, view = _copies.buffer
+    return buffer if os.preadv(fd, [view[: stop - start]], start) == stop - start else None
 
 
 @functools.cache
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Free a large block: until then, glibc returns the memory of samples to the system whenever they are dropped."""
     bytes(16 << 20)  # never touched; the allocator keeps up to twice as much from now on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tarfile
 import warnings
@@ -111,6 +112,20 @@ def test_a_damaged_shard_is_an_error_and_with_a_handler_counted(cut: str, shards
     assert [key for key in keys if key in whole] == whole
     assert keys.count("s/0003") <= 1
     assert ("s/0005" in keys) == (cut == "header broken")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(known: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cut.tar"
+    with wds.TarWriter(str(path)) as sink:
+        for number in range(300):
+            sink.write({"__key__": f"{number}", "bin": bytes(5000)})
+    assert not known or len(list(wds.WebDataset(str(path)))) == 300  # its members are in a table from now on
+    samples = iter(wds.WebDataset(str(path)))
+    next(samples)
+    os.truncate(path, 1_000_000)
+    with pytest.raises(wds.ShardError, match=r"the file was cut to 1,000,000 bytes while it was read .*cut\.tar"):
+        list(samples)
 
 
 def test_a_missing_shard_is_an_error_here_and_on_a_server(shards: Path, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
-import mmap
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,14 +33,14 @@ def write(path: Path, names: list[str], size: int = 700) -> None:
             tar.addfile(member, io.BytesIO(b"%d" % (number % 10) * member.size))
 
 
-def read(path: Path) -> tuple[list[tuple[str, bytes]], list[DataError]]:
+def read(path: Path, *renamed: Any) -> tuple[list[tuple[str, bytes]], list[DataError]]:
     found, errors = [], []
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for run in members.file_members(content, file):
+    with open(path, "rb") as file:
+        for run in members.archive_members(file, str(path), *renamed):
             if isinstance(run, DataError):
                 errors.append(run)
             else:
-                found += [(name, content[span]) for name, span in zip(*run, strict=True)]
+                found += list(zip(*run, strict=True))
     return found, errors
 
 
@@ -88,25 +89,47 @@ def test_an_archive_without_members_has_a_table_too(tmp_path: Path) -> None:
     assert [read(tmp_path / "empty.tar") for _ in range(2)] == [([], [])] * 2
 
 
-def test_a_pass_over_a_large_file_maps_only_a_part_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "large.tar"
-    with tarfile.open(path, "w") as tar:
-        for number in range(1200):
+def test_only_the_members_that_are_wanted_are_read_under_their_new_names(shard: Path) -> None:
+    def renamed(names: list[str]) -> list[str]:
+        return [name.upper() if name.endswith("cls") else "" for name in names]
+
+    chosen = [(name.upper(), data) for name, data in expected(shard) if name.endswith("cls")]
+    assert [read(shard, renamed) for _ in range(2)] == [(chosen, [])] * 2
+    (shard.parent / "a.tgz").write_bytes(gzip.compress(shard.read_bytes()))
+    assert read(shard.parent / "a.tgz", renamed) == (chosen, [])
+
+
+@pytest.mark.parametrize("walked", [True, False])
+@pytest.mark.parametrize("some", [True, False])
+def test_a_file_that_is_cut_off_while_it_is_read_ends_there_with_an_error(
+    tmp_path: Path, walked: bool, some: bool
+) -> None:
+    path, cut = tmp_path / "a.tar", 3_000_000
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(6000):
             member = tarfile.TarInfo(f"{number}.jpg")
-            member.size = 200_000
-            tar.addfile(member, io.BytesIO(bytes(member.size)))
-    read(path)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for run in members.file_members(content, file):
-            assert not isinstance(run, DataError)
-            for span in run[1]:
-                assert not content[span].strip(b"\0")
-        mapped = next(line for line in _mapping(path) if line.startswith("Rss:"))
-    assert int(mapped.split()[1]) < 180_000  # KiB, of 240,000: a run has 512 members
+            member.size = 1024
+            tar.addfile(member, io.BytesIO(b"%4d" % number * 256))
+    if not walked:
+        read(path)
+    names: list[str] = []
+    with open(path, "rb") as file:
+        runs = members.archive_members(file, "s", lambda names: [n if n[0] != "7" or not some else "" for n in names])
+        for run in runs:
+            if isinstance(run, DataError):
+                break
+            assert all(data == b"%4d" % int(name[:-4]) * 256 for name, data in zip(*run, strict=True))
+            if not names:
+                os.truncate(path, cut)
+            names += run[0]
+        assert list(runs) == []
+    assert str(run) == "the file was cut to 3,000,000 bytes while it was read (shard: s)"
+    whole = [name for name in (f"{number}.jpg" for number in range(cut // 1536)) if name[0] != "7" or not some]
+    assert names == whole[: len(names)]
+    assert len(whole) - len(names) <= (512 if walked else 0), "headers are walked 512 ahead"
 
 
-def _mapping(path: Path) -> list[str]:
-    """Return the kernel's figures about the mapping of a file."""
-    lines = Path("/proc/self/smaps").read_text().splitlines()
-    at = next(number for number, line in enumerate(lines) if line.endswith(str(path)))
-    return lines[at : at + 24]
+def test_no_page_of_a_file_is_mapped(shard: Path) -> None:
+    with open(shard, "rb") as file:
+        next(members.archive_members(file, "s"))
+        assert str(shard) not in Path("/proc/self/maps").read_text()

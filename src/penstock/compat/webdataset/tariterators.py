@@ -20,7 +20,6 @@ from penstock.blobs.object_file import ObjectReader
 from penstock.compat.webdataset import gopen
 from penstock.compat.webdataset.filters import Sample, pipelinefilter
 from penstock.compat.webdataset.handlers import Handler, reraise_exception
-from penstock.compat.webdataset.utils import identity
 from penstock.errors import DataError
 from penstock.formats.tar.members import archive_members
 
@@ -28,9 +27,7 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
 _META = re.compile(r"__[^/]*__($|/)")
 _SHARDS_AHEAD = 2  # remote shards that are fetched behind the one that is read, as far as memory allows
 
-# Fields about a shard, names of some of its members, what stands for their data, and the function that reads that.
-# No names: the shard has ended.
-Run = tuple[Sample, list[str], list[Any], Callable[[Any], bytes]]
+Run = tuple[Sample, list[str], list[Any]]  # fields about a shard, names and data of some members; none: it has ended
 
 
 class ShardError(DataError, tarfile.ReadError):
@@ -97,9 +94,9 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
         return next(self.members)
 
     def _members(self) -> Generator[Sample]:
-        for marks, names, values, read in self.runs():
+        for marks, names, values in self.runs():
             for name, value in zip(names, values, strict=True):
-                yield {"fname": name, "data": read(value), **marks}
+                yield {"fname": name, "data": value, **marks}
             if not names:
                 yield self.eof_value
 
@@ -127,34 +124,33 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
         """Yield the members of one shard, and return whether the handler stops."""
         stream, url, path = source["stream"], source["url"], source.get("local_path")
         marks = {"__url__": url} if path is None else {"__url__": url, "__local_path__": path}
-        for run in archive_members(stream, url):
+        for run in archive_members(stream, url, self._names):
             if isinstance(run, DataError):
                 error = ShardError(run.problem, url, run.key)
                 stopped = not _handled(error, self.handler, stream, url)
                 losses.append(error)
                 if stopped:
                     return True
-                continue
-            names, values, read = run
-            if self.select_files or self.rename_files or "\0__" in "\0" + "\0".join(names):
-                found = [(self._name(name), value) for name, value in zip(names, values, strict=True)]
-                names, values = [name for name, _ in found if name], [value for name, value in found if name]
-            if names:
-                yield marks, names, values, read
+            else:
+                yield marks, *run
         if self.eof_value is not None:
-            yield marks, [], [], bytes
+            yield marks, [], []
         return False
 
-    def _name(self, name: str) -> str | None:
-        """Return the name under which a member is read; None if it is left out."""
+    def _names(self, names: list[str]) -> list[str]:
+        """Return the names under which members are read, "" for those that are left out."""
+        chosen = self.select_files or self.rename_files or "\0__" in "\0" + "\0".join(names)
+        return [self._name(name) for name in names] if chosen else names
+
+    def _name(self, name: str) -> str:
         try:
             if _META.match(name):
-                return None
+                return ""
             name = name if self.rename_files is None else self.rename_files(name)
-            return name if self.select_files is None or self.select_files(name) else None
+            return name if self.select_files is None or self.select_files(name) else ""
         except Exception as exn:
             if self.handler(exn):
-                return None
+                return ""
             raise
 
 
@@ -162,7 +158,7 @@ def _runs_of(members: Iterable[Sample]) -> Iterator[Run]:
     """Yield members that another expander has read, one by one; an empty one ends a shard."""
     for member in members:
         marks = {name: member[name] for name in ("__url__", "__local_path__") if member.get(name) is not None}
-        yield (marks, [member["fname"]], [member["data"]], identity) if member else (marks, [], [], identity)
+        yield (marks, [member["fname"]], [member["data"]]) if member else (marks, [], [])
 
 
 def group_by_keys(
@@ -173,7 +169,7 @@ def group_by_keys(
     plain = keys is base_plus_ext and lcase
     sample: Sample = {}
     key = None
-    for marks, names, values, read in data.runs() if fused else _runs_of(data):
+    for marks, names, values in data.runs() if fused else _runs_of(data):
         for name, value in zip(names, values, strict=True):
             try:
                 slash = name.rfind("/") + 1
@@ -192,7 +188,7 @@ def group_by_keys(
                 if suffix in sample:
                     raise ValueError(f"{name}: duplicate file name in tar file {suffix} {list(sample)}")
                 if suffixes is None or suffix in suffixes:
-                    sample[suffix] = read(value)
+                    sample[suffix] = value
             except Exception as exn:
                 if not _handled(exn, handler, marks.get("__url__")):
                     if valid_sample(sample):

@@ -6,15 +6,17 @@ The table of a local file's members is kept in the user's cache, so that its hea
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import stat
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
 import numpy as np
 
+from penstock.blobs.content import copied, keep_freed_memory
 from penstock.blobs.object_file import ObjectReader
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError
@@ -23,12 +25,10 @@ from penstock.formats.tar.grouper import Grouper, SampleEntry
 from penstock.formats.tar.index import I64
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
 
-MemberRun = tuple[list[str], list[slice]]
-"""The names of some members, and where their data is in the archive."""
-
 _CACHE_FAMILY = "members"
 _MAGIC = b"PSTKMB01"
 _RUN = 512  # members that are yielded together
+_PIECE = 1 << 18  # bytes of a file that are read at once, or one member
 
 
 class Ungrouped(Grouper[Any]):
@@ -44,80 +44,142 @@ class Ungrouped(Grouper[Any]):
         return []
 
 
-def archive_members(
-    stream: Any, shard: str
-) -> Iterator[tuple[list[str], list[Any], Callable[[Any], bytes]] | DataError]:
-    """Yield the members of an archive in order; an error in place of each damaged part.
-
-    A local file that is not compressed is mapped: only the members that are read are copied.
+class FileBytes:
+    """The bytes of an open file, read by position: where it is cut off meanwhile, mapped pages would be a crash.
 
     Args:
-        stream: The archive at its beginning, also a compressed one: a file, or anything with a ``read``.
+        file: The file.
         shard: What to call it in errors.
+    """
+
+    def __init__(self, file: io.BufferedReader, shard: str) -> None:
+        keep_freed_memory()
+        self._fd, self._shard = file.fileno(), shard
+        self._size = os.fstat(self._fd).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> bytes:
+        start, stop = place.start, min(place.stop, self._size)
+        found = os.pread(self._fd, stop - start, start)
+        while len(found) < stop - start:  # one call reads at most 2 GB
+            more = os.pread(self._fd, stop - start - len(found), start + len(found))
+            if not more:
+                problem = f"the file was cut to {os.fstat(self._fd).st_size:,} bytes while it was read"
+                raise DataError(problem, self._shard)
+            found += more
+        return found
+
+    def cut(self, places: list[slice], together: bool) -> Iterator[list[bytes]]:
+        """Read many ranges in order, a part of them at a time; ``together``: most bytes between them are theirs."""
+        at = 0
+        while at < len(places):
+            first = places[at].start
+            stop = max(at + 1, bisect_right(places, first + _PIECE, at, key=attrgetter("stop")))
+            part, at = places[at:stop], stop
+            copy = copied(self._fd, first, part[-1].stop) if together else None
+            if copy is not None:
+                yield [copy[place.start - first : place.stop - first] for place in part]
+            else:
+                yield from ([self[place]] for place in part)
+
+
+def archive_members(
+    stream: Any, shard: str, renamed: Callable[[list[str]], list[str]] = list
+) -> Iterator[tuple[list[str], list[bytes]] | DataError]:
+    """Yield the members of an archive in order; an error in place of each damaged part.
+
+    Args:
+        stream: The archive at its beginning, also a compressed one: a file, or anything with a ``read``. Of a local
+            file that is not compressed, only the members that are wanted are read.
+        shard: What to call it in errors.
+        renamed: Returns the names that members get, given their names; "" for one that is not wanted.
 
     Yields:
-        The names of some members, what stands for the data of each, and the function that reads that.
+        The names of some members, and their data.
 
     Raises:
         OSError: The stream cannot be read.
     """
-    mapped = _mapped_file(stream)
-    if mapped is not None:
-        for run in file_members(mapped, stream):
-            yield run if isinstance(run, DataError) else (*run, mapped.__getitem__)
-        return
+    content = _plain_file(stream, shard)
+    runs: Iterator[Any] = _stream_runs(stream, shard) if content is None else _file_runs(content, stream)
+    for run in runs:
+        if isinstance(run, DataError):
+            yield run
+            continue
+        names, places = renamed(run[0]), run[1]
+        wanted = all(names)
+        if not wanted:
+            places = [place for name, place in zip(names, places, strict=True) if name]
+            names = [name for name in names if name]
+        if content is None:
+            yield names, places
+            continue
+        at = 0
+        try:
+            for values in content.cut(places, wanted):
+                yield names[at : at + len(values)], values
+                at += len(values)
+        except DataError as exc:
+            yield exc
+            return
+
+
+def _stream_runs(stream: Any, shard: str) -> Iterator[tuple[list[str], list[bytes]] | DataError]:
+    """Yield the members of a stream, all of which are read."""
     whole = isinstance(stream, ObjectReader) and compression_of(stream.peek(BLOCK)) is None
     buffer = ArchiveBuffer(b"", stream.chunks() if whole else archive_chunks(stream))
 
-    def copied(name: bytes, span: MemberSpan) -> bytes:
+    def value(name: bytes, span: MemberSpan) -> bytes:
         return bytes(buffer.data[span[1] - buffer.base : span[1] - buffer.base + span[2]])
 
-    for found in ArchiveWalker[Any](shard, buffer, copied, grouper=Ungrouped()).runs():
-        yield found if isinstance(found, DataError) else (found[0], found[2], bytes)
+    for found in ArchiveWalker[bytes](shard, buffer, value, grouper=Ungrouped()).runs():
+        yield found if isinstance(found, DataError) else (found[0], found[2])
 
 
-def _mapped_file(stream: Any) -> mmap.mmap | None:
-    """Map a local file that is read from its beginning and is not compressed; None for any other stream."""
+def _plain_file(stream: Any, shard: str) -> FileBytes | None:
+    """Return the content of a local file that is at its beginning and not compressed; None for any other stream."""
     if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)):
         return None
     status = os.fstat(stream.fileno())
     if not stat.S_ISREG(status.st_mode) or not status.st_size or stream.tell():
         return None
-    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    return mapped if compression_of(mapped[:BLOCK]) is None else None
+    content = FileBytes(stream, shard)
+    return content if compression_of(content[0:BLOCK]) is None else None
 
 
-def file_members(content: mmap.mmap, file: io.BufferedReader) -> Iterator[MemberRun | DataError]:
-    """Yield the members of a local archive in order; an error in place of each damaged part.
-
-    Args:
-        content: The archive, mapped.
-        file: The file that was mapped.
-    """
-    stamp, buffer = Stamp.of(os.fstat(file.fileno())), ArchiveBuffer(content)
+def _file_runs(content: FileBytes, file: io.BufferedReader) -> Iterator[tuple[list[str], list[slice]] | DataError]:
+    """Yield where the members of a local file are, from the table that is kept of them, if there is one."""
+    stamp = Stamp.of(os.fstat(file.fileno()))
     table = _cached_table(file.name, stamp)
     if table is not None:
         names, starts, stops = table
         for low in range(0, len(names), _RUN):
             run = slice(low, low + _RUN)
             yield names[run], list(map(slice, starts[run].tolist(), stops[run].tolist()))
-            buffer.begin = buffer.offset = int(stops[run][-1])
-            buffer.release()
         return
     found: list[str] = []
     slices: list[slice] = []
     damaged = False
     walker = ArchiveWalker[slice](
-        str(file.name), buffer, lambda _, span: slice(span[1], span[1] + span[2]), grouper=Ungrouped()
+        str(file.name),
+        ArchiveBuffer(cast(bytes, content)),  # which the walker only slices
+        lambda _, span: slice(span[1], span[1] + span[2]),
+        grouper=Ungrouped(),
     )
-    for walked in walker.runs():
-        if isinstance(walked, DataError):
-            damaged = True
-            yield walked
-        else:
-            found += walked[0]
-            slices += walked[2]
-            yield walked[0], walked[2]
+    try:
+        for walked in walker.runs():
+            if isinstance(walked, DataError):
+                damaged = True
+                yield walked
+            else:
+                found += walked[0]
+                slices += walked[2]
+                yield walked[0], walked[2]
+    except DataError as exc:
+        damaged = True
+        yield exc
     if not damaged:
         _cache_table(file.name, stamp, found, slices)
 
