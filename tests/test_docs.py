@@ -13,11 +13,16 @@ import os
 import re
 import shutil
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from penstock.blobs import prefetch
+from penstock.engines import flow
+from penstock.engines.local import engine
 
 RunScript = Callable[..., tuple[int, str]]
 
@@ -78,6 +83,29 @@ def test_a_block_that_is_not_run_has_a_reason(page: Path) -> None:
 def test_the_links_of_a_page_lead_to_existing_files(page: Path) -> None:
     missing = [link for link in _links(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_the_guide_lists_every_extra_with_its_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name not in ("all", "dev")}
+    section = (ROOT / "docs" / "guide" / "decoding.md").read_text().partition("## Extras")[2]
+    rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    listed = {name: row[-1] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert listed.keys() == {*extras, "all"}
+    for name, needs in extras.items():
+        packages = {re.split(r"[\[>=;]", need)[0] for need in needs} - {"penstock"}
+        assert packages <= {*re.findall(r"[\w-]+", listed[name])}, name
+
+
+def test_sizes_in_the_guide_are_those_of_the_code() -> None:
+    engines, storage = ((ROOT / "docs" / "guide" / name).read_text() for name in ("engines.md", "storage.md"))
+    rows, megabytes = flow.COLUMN_BLOCK_ROWS, engine.BLOCK_BYTES // 1_000_000
+    assert f"up to {flow.MAX_SAMPLES} samples ({rows:,} rows of a table) or {megabytes} MB of stored bytes" in engines
+    sequential, chunk = prefetch.SEQUENTIAL_BYTES >> 20, prefetch.CHUNK >> 20
+    assert f"It buffers at most {sequential} MiB" in storage
+    assert f"a buffer of up to {2 * sequential} MiB" in storage
+    assert f"up to {prefetch.CONNECTIONS} requests open, of at most {chunk} MiB" in storage
+    assert f"Ranges less than {prefetch.MAX_GAP >> 10} KiB apart are joined" in storage
 
 
 def test_a_line_of_code_has_the_same_number_in_the_script() -> None:
