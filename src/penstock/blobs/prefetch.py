@@ -129,7 +129,7 @@ class Fetcher:
             self._reuse(data)
 
     def unpin(self, chunk: _Chunk, data: mmap.mmap) -> None:
-        """Let the buffer of a chunk be reused as far as one reader is concerned; call with the lock held."""
+        """Release one reader's claim on the buffer of a chunk; call with the lock held."""
         chunk.pins -= 1
         if not chunk.pins and chunk.data is None:  # the chunk was dropped in the meantime
             self._reuse(data)
@@ -435,7 +435,7 @@ class PrefetchedBytes(RemoteBytes):
             self.fetcher.enqueue(added, self.priority)
 
     def pass_over(self, offset: int) -> None:
-        """Note that what is wanted of the bytes before ``offset`` was announced: the rest need not be held."""
+        """Record that all wanted bytes before ``offset`` were announced: the others need not be held."""
         with self.fetcher.lock:
             for chunk in self._chunks:
                 if chunk.stop > offset:
@@ -443,7 +443,7 @@ class PrefetchedBytes(RemoteBytes):
                 chunk.reserved = False
 
     def _part(self, start: int, stop: int) -> bytes:
-        """Return the beginning of a range, as far as one chunk holds it; call with the fetcher's lock held."""
+        """Return the part of a range that one chunk holds, from its beginning; call with the fetcher's lock held."""
         chunk = self._arrived(start, stop)
         assert chunk.data is not None
         part = chunk.data[start - chunk.start : min(stop, chunk.stop) - chunk.start]

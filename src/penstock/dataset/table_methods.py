@@ -113,8 +113,8 @@ class TableMethods(StageMethods):
     def describe(self, *fields: str) -> Self:
         """Summarise each field, or each of ``fields``, in a row: type, count, missing, mean, std, min and max.
 
-        Mean and standard deviation are given for numbers, min and max for numbers and text; all of them are text if one
-        is.
+        Mean and standard deviation are given for numbers, min and max for numbers and text. If a field has text, min
+        and max are text in every row.
 
         Raises:
             PlanError: The dataset is one rank's share, or ``fields`` are not names.

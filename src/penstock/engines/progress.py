@@ -90,7 +90,7 @@ class Progress:
 
 
 def _notebook_display() -> Any:
-    """Return the function that displays something in the notebook that this process is the kernel of, if it is one."""
+    """Return the function that displays objects in a notebook; None if this process is not a kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if type(shell).__name__ != "ZMQInteractiveShell":
         return None

@@ -24,7 +24,7 @@ class TorchWorker:
 
 
 def this_worker(cut: Cut | None = None) -> TorchWorker | None:
-    """Return which worker of a DataLoader this process is, if it is one.
+    """Return which worker of a DataLoader this process is; None if it is not a worker.
 
     A ``cut`` that was made in this worker is the worker's own and must not be shared again: the answer is None.
     """

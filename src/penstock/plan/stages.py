@@ -206,7 +206,7 @@ def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] |
 
 
 def _plain_numbers(result: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
-    """Return a result in which numbers that came as Python's are Python's again, row by row: stacking changes them."""
+    """Return a result with Python's numbers where the items had them, row by row: stacking converts them."""
     if isinstance(items, Columns):
         return result
     out = dict(result)

@@ -118,7 +118,7 @@ class SortedPositions:
         return self._find_delivered(program, order, epoch)
 
     def _find_delivered(self, program: Program, order: Order, epoch: int) -> I64:
-        """Return the positions of the samples that do not fail in sorted order, followed by those that do."""
+        """Return the sorted positions of the samples that do not fail, followed by those of the samples that do."""
         tables: list[I64] = []
         start = program.start(order, None)
         run = Run(program, order, epoch, start, on_delivered=lambda table, items: tables.append(table))

@@ -51,7 +51,7 @@ class Address:
             return self.host == "localhost"
 
     def resolved(self) -> list[Address]:
-        """Return an address for each IP address that a name has; an address whose host is one already is returned.
+        """Return an address for each IP address that a name has; an address with an IP address is returned unchanged.
 
         Raises:
             OSError: The name cannot be resolved now.

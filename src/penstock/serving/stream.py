@@ -139,7 +139,7 @@ class BatchStream:
         return False
 
     def close(self) -> None:
-        """End the run; a consumer that asks for more is told to ask again."""
+        """End the run; a consumer that asks for more batches must request a new stream."""
         with self._changed:
             self._closed = self._closed or MOVED
             self._ready.clear()

@@ -41,7 +41,7 @@ class CachedShards:
     _thread: _FetchAhead | None = field(default=None, init=False, repr=False)
 
     def expect(self, find: FindUses, *, whole: bool) -> None:
-        """Publish when shards will be used, as soon as ``find`` has found out in a thread, and fetch shards ahead.
+        """Publish when shards will be used, as soon as ``find`` has computed it in a thread, and fetch shards ahead.
 
         Args:
             find: Returns the uses of each shard.

@@ -371,7 +371,7 @@ def range_size(start: int, stop: int, into: memoryview | None) -> int:
 
 
 def changed_error(url: str) -> StorageError:
-    """Return the error for an object whose content is not the expected one any more."""
+    """Return the error for an object whose content has changed."""
     return StorageError("the object changed while it was being read", redacted(url))
 
 

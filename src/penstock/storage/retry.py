@@ -127,7 +127,7 @@ class Backoff:
         self._failures = self._received_bytes = 0
 
     def received(self, size: int) -> None:
-        """Record progress. As many bytes as keep a slow connection from counting as stalled reset the failures."""
+        """Record progress; as many bytes as a connection needs not to count as stalled reset the failures."""
         self._received_bytes += size
         if self._received_bytes >= max(1, self._retry.floor * self._retry.stall_s):
             self._failures = self._received_bytes = 0

@@ -89,7 +89,7 @@ def _encode(result: Any, sample: dict[str, Any]) -> dict[str, Any]:
 def samples_of(
     urls: list[str], name: str, *, parallel: int, decode: str | None, on_error: str, timeout_s: float | None
 ) -> Dataset:
-    """Return what a function, called in ``parallel`` processes, makes of the samples of shards.
+    """Return a dataset of what a function returns for the samples of shards, called in ``parallel`` processes.
 
     Raises:
         PlanError: There is no such function.

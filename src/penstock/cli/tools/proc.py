@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _process_ranges(args: argparse.Namespace) -> int:
-    """Write what a function makes of all samples to ``--shards`` shards of a folder."""
+    """Write the samples that a function returns to ``--shards`` shards of a folder."""
     if args.python is None or "{}" in args.output or args.output == "-":
         usage_error("--shards needs --python, and a folder for the shards as output")
     from penstock.cli.tools import streams

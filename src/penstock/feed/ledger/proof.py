@@ -87,7 +87,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedSample:
-    """A sample that was delivered more than once, and the steps in which it was."""
+    """A sample that was delivered more than once, and the steps that delivered it."""
 
     epoch: int
     sample: Sample

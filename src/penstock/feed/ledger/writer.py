@@ -90,7 +90,7 @@ def _shard_names(program: Program) -> list[dict[str, Any]]:
 
 
 def resume_point(states: Sequence[State], own: State | None) -> ResumePoint:
-    """Return where a loader resumes that was given ``states``, one of which may be its own.
+    """Return where a loader with ``states`` resumes; one of them may be its own.
 
     Raises:
         StateError: The entry of a state about its ledger is damaged.

@@ -99,7 +99,7 @@ class UnindexedShard:
         self._pass_over()
 
     def _pass_over(self) -> None:
-        """Let go of what was fetched ahead, as far as its samples were located."""
+        """Release bytes that were fetched ahead, up to the last sample that was located."""
         if isinstance(self.content, PrefetchedBytes) and self._located:
             if self._whole is not None and self._located >= self._known:
                 self.content.pass_over(len(self.content))
