@@ -1,5 +1,5 @@
 # The one list of commands. Every target works from a clean clone with python 3.11 or newer and pip: the first one
-# makes .venv, which is made again when pyproject.toml or constraints.txt change.
+# creates .venv, which is created again when pyproject.toml or constraints.txt change.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -12,7 +12,7 @@ install_package = { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractiv
 	{ apt-get install -y --no-install-recommends $(1) || \
 	{ apt-get update && apt-get install -y --no-install-recommends $(1); }; }; }
 
-# What the caller has set for other Pythons must not leak into this one.
+# Settings of the caller for other Pythons must not leak into this one.
 unexport PYTHONHOME PYTHONPATH PYTEST_ADDOPTS VIRTUAL_ENV
 # The tests start hundreds of processes: without bytecode each compiles the library again, a third of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,14 +37,14 @@ test: $(STAMP) ## what a change has to pass
 test-all: check ## the same with the full counts; takes long
 	@PENSTOCK_FULL=1 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout=1200 -o faulthandler_timeout=1200
 
-check: $(STAMP) ## lint, format, types and floors
+check: $(STAMP) ## lint, format, types and import layers
 	@$(call quietly,$(BIN)/ruff check .)
 	@$(call quietly,$(BIN)/ruff format --check .)
 	@$(call quietly,$(BIN)/mypy)
 	@$(call quietly,$(BIN)/basedpyright --pythonpath $(BIN)/python)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 
-bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it
+bench: $(STAMP) ## measure Penstock beside its peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it
 	@$(BIN)/python benchmarks/run.py $(CASE) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH)
 
 docs: $(STAMP) ## build the site into build/site, strictly and without a network
@@ -56,15 +56,15 @@ dist: $(STAMP) ## build the wheel and the sdist, and try both in an empty enviro
 	@$(call quietly,$(BIN)/python -m build --no-isolation --outdir dist .)
 	@$(BIN)/python tests/try_dist.py dist
 
-fix: $(STAMP) ## mend what lint and format can mend by themselves
+fix: $(STAMP) ## let lint and format repair what they can
 	@$(call quietly,$(BIN)/ruff check --fix .)
 	@$(call quietly,$(BIN)/ruff format .)
 
-clean: ## remove what the other targets made
+clean: ## remove what the other targets created
 	@rm -rf .venv benchmarks/.data benchmarks/.envs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The pin of torch must be seen by the first call that asks for torch: hence one call, with the constraints.
+# The first call that asks for torch must see the pin of torch: hence one call, with the constraints.
 $(STAMP): pyproject.toml constraints.txt
 	@echo 'Setting up .venv: a minute or two, once.' >&2
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
