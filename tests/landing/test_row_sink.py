@@ -42,7 +42,14 @@ def test_the_files_are_the_same_for_any_number_of_workers(tmp_path: Path) -> Non
     assert [row["x"] for row in ps.read_json(str(tmp_path / "1"))] == [row["x"] for row in ds.epoch(0)]
 
 
-control = SimpleNamespace(at=None, seen=0)  # an object of the standard library: its content is not part of the code
+class Control(SimpleNamespace):
+    """Directs and observes a run; it is pickled by its name, so that what it holds is not part of the code."""
+
+    def __reduce__(self) -> str:
+        return "control"
+
+
+control = Control(at=None, seen=0)
 
 
 def interrupting(sample: dict[str, Any]) -> dict[str, Any]:

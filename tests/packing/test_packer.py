@@ -198,16 +198,22 @@ def test_a_full_storage_holds_only_whole_shards_and_the_run_can_be_resumed(photo
     assert content(url) == want
 
 
+class Control(SimpleNamespace):
+    """Directs and observes a run; it is pickled by a name, so that what it holds is not part of the code."""
+
+    def __reduce__(self) -> str:
+        return "control"
+
+
 def test_a_resumed_run_reads_only_what_was_not_stored(tmp_path: Path) -> None:
-    requested: deque[int] = deque()  # an object of the standard library: its content is not part of the code
-    control = SimpleNamespace(fail_at=77)
+    control = Control(fail_at=77, requested=deque())
 
     class Numbers:
         def __len__(self) -> int:
             return 100
 
         def __getitem__(self, number: int) -> dict[str, Any]:
-            requested.append(number)
+            control.requested.append(number)
             if number == control.fail_at:
                 raise RuntimeError("out of order")
             return {"label": number}
@@ -218,9 +224,9 @@ def test_a_resumed_run_reads_only_what_was_not_stored(tmp_path: Path) -> None:
     complete = count_journal_entries(tmp_path / "out")
     assert 1 <= complete <= 7
     control.fail_at = None
-    requested.clear()
+    control.requested.clear()
     assert ps.pack(source, tmp_path / "out", max_samples=10, shuffle=False).samples == 100
-    assert min(requested) <= complete * 10
+    assert min(control.requested) <= complete * 10
     assert [s["cls"] for s in ps.read_tar(str(tmp_path / "out")).decode()] == list(range(100))
 
 

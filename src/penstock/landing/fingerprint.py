@@ -1,27 +1,40 @@
 """What identifies a run: the stamps of its sources, its stages with their arguments, and the code of its functions.
 
-Two runs with one fingerprint write the same samples, as far as that can be seen. Covered are the bytecode, defaults and
-closures of functions, the functions, classes and values that they refer to by name, and the source of modules, all as
-far as they are the user's own: neither of the standard library nor of an installed package. What an object of an
-installed package holds is not seen, and neither is what a function reads at run time; ``version=`` covers the rest.
+Two runs with one fingerprint write the same samples, as far as that can be seen. Covered are the bytecode, defaults,
+attributes and closures of functions, what they refer to by name, and the source of modules with all that these import,
+all as far as they are the user's own: neither of the standard library nor of an installed package. Objects count with
+what ``pickle`` would store of them; one that cannot be pickled is unlike any other. What a function reads at run time
+is not seen; ``version=`` covers it.
 """
 
 from __future__ import annotations
 
+import ast
+import copyreg
 import dataclasses
+import dis
 import enum
 import hashlib
+import importlib.util
+import inspect
+import logging
 import os
+import random
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
-from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cache, cached_property, lru_cache, partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -29,13 +42,25 @@ from penstock.engines import CacheResults, Program
 from penstock.errors import PlanError, StorageError
 from penstock.plan import ByObject, EngineOptions, Plan, Resources, is_tensor
 from penstock.storage import local_path, open_storage, redacted
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import NotFound, scheme
 
 _INSIGNIFICANT = (Resources, EngineOptions, CacheResults)  # they do not change what is written
 _PLACE_FIELDS = {"storage", "cache", "workers"}  # of sources: how they are reached and read
 _RESULT_FORMAT = 1  # of cached results
 _TAG_REQUESTS = 32  # at a time
-_ATOMS = (type(None), bool, int, float, complex, str, type(...), range, np.generic, np.dtype, PurePath)
+_ATOMS = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, type(...), range, Decimal, date, datetime, time, timedelta),
+        *(PosixPath, PurePosixPath, PureWindowsPath),
+    }
+)
+_WITHOUT_VALUE = (  # nothing that samples depend on
+    *(type(threading.Lock()), type(threading.RLock()), threading.local),
+    *(threading.Event, threading.Condition, threading.Semaphore),
+)
+_DECLARED = ("__annotations__", "__pydantic_fields__")  # of a class, with what its instances are made
+_Import = tuple[str, tuple[str, ...], int]  # the module, the names taken from it, and how far above the package it is
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,9 +92,9 @@ def fingerprint_of(program: Program, epoch: int) -> RunFingerprint:
     return RunFingerprint(source, stages_digest(plan), stream)
 
 
-def stages_digest(plan: Plan) -> str:
-    """Return a hash of the stages of a plan, their arguments and the code of their functions."""
-    return code_digest([list(_stages(plan)), plan.errors.action])
+def stages_digest(plan: Plan, unseen: str | None = None) -> str:
+    """Return a hash of the stages of a plan, their arguments and the code of their functions; see ``code_digest``."""
+    return code_digest([list(_stages(plan)), plan.errors.action], unseen)
 
 
 def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str | int | None, others: Any) -> str:
@@ -89,19 +114,33 @@ def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str 
     urls = [url for shard in range(len(reader.names)) for url in reader.objects(shard)]
     identity = getattr(source, "identity", None)
     described = identity() if callable(identity) else _described(source)
-    stamps = _url_stamps(source, urls, ask=True)
-    untold = (url for url, stamp in zip(urls, stamps, strict=True) if stamp is None and scheme(url) != "file")
+    stamps = _content_stamps(source, urls)
+    untold = (
+        url
+        for url, stamp in zip(urls, stamps, strict=True)
+        if scheme(url) != "file" and (stamp is None or stamp[1:] == [None])
+    )
     if version is None and (url := next(untold, None)) is not None:
         raise PlanError(
             f"cache(): the server does not tell when {redacted(url)} changes, by an ETag or a time; give "
             "cache(version=...), and another version whenever the data changed"
         )
-    return code_digest([_RESULT_FORMAT, reader.names, stamps, described, list(stages), version, others])
-
-
-def code_digest(value: Any) -> str:
-    """Return a hash of a value, in hex: the same in every process for equal data and equal code."""
     hasher = _Hasher()
+    hasher.add([_RESULT_FORMAT, reader.names, stamps, described, list(stages), version, others])
+    if hasher.unlike:
+        advice = "create it in the function or in the class that is called"
+        _log.warning("cached results are not found again: %s cannot be pickled; %s", ", ".join(hasher.unlike), advice)
+    return hasher.hexdigest()
+
+
+def code_digest(value: Any, unseen: str | None = None) -> str:
+    """Return a hash of a value, in hex: the same in every process for equal data and equal code.
+
+    Args:
+        value: Anything.
+        unseen: What stands for an object that cannot be pickled; by default it is unlike any other.
+    """
+    hasher = _Hasher(unseen)
     hasher.add(value)
     return hasher.hexdigest()
 
@@ -126,20 +165,19 @@ def _described(source: Any) -> list[Any]:
 
 
 def _stamps(source: Any, reader: Any) -> list[Any]:
-    """Return the size and time of each file that a reader names, and the tag of each remote shard that was listed."""
-    shards = range(len(reader.names))
-    if getattr(source, "cache", None) is None:
-        return _url_stamps(source, [reader.url(shard) for shard in shards])
-    return _url_stamps(source, [url for shard in shards for url in reader.objects(shard)])
+    """Return what changes with the content of each file that a reader names, and of each remote shard."""
+    urls: list[str] = []
+    for shard in range(len(reader.names)):
+        objects = reader.objects(shard)
+        one_by_one = len(objects) == 1 or getattr(source, "cache", None) is not None
+        urls += objects if one_by_one else [reader.url(shard)]  # a folder: a request for each object takes too long
+    return _content_stamps(source, urls)
 
 
-def _url_stamps(source: Any, urls: Sequence[str], ask: bool = False) -> list[Any]:
+def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
     """Return what changes with the content of each file or object; ``None`` if that is not known.
 
-    Args:
-        source: The source.
-        urls: The files and objects.
-        ask: Whether to ask for tags that no listing tells.
+    Tags that a listing does not tell are asked for.
     """
     given, cache = getattr(source, "storage", None), getattr(source, "cache", None)
     stamps: list[Any] = []
@@ -154,13 +192,16 @@ def _url_stamps(source: Any, urls: Sequence[str], ask: bool = False) -> list[Any
     asked = [
         number
         for number, url in enumerate(urls)
-        if scheme(url) != "file" and ((ask and stamps[number] is None) or (cache is not None and redacted(url) in tags))
+        if scheme(url) != "file" and (stamps[number] is None or cache is not None)
     ]
 
     def tag(number: int) -> Any:
         storage = open_storage(urls[number], given)
-        info = (cache.shared(storage) if cache is not None else storage).info(urls[number])
-        return None if info.tag is None else [info.size, info.tag]
+        try:
+            info = (cache.shared(storage) if cache is not None else storage).info(urls[number])
+        except NotFound:  # such as a folder
+            return None
+        return [info.size, info.tag]
 
     with ThreadPoolExecutor(_TAG_REQUESTS) as pool:
         for number, found in zip(asked, pool.map(tag, asked), strict=True):
@@ -190,33 +231,35 @@ def _listed_folder(pattern: str, urls: Sequence[str]) -> str | None:
 class _Hasher:
     """Feeds values into a hash, with their types and lengths, so that different values give different bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, unseen: str | None = None) -> None:
+        self.unlike: list[str] = []  # the types of objects that cannot be pickled
+        self._unseen = unseen
         self._hash = hashlib.sha256()
-        self._open: dict[int, Any] = {}  # functions and objects on the way here; keeps them alive, too
+        self._met: dict[int, tuple[int, Any]] = {}  # functions and objects by id, with their numbers; kept alive
+        self._around: list[int] = []  # the ids of the containers around a value
+        self._sources: set[str] = set()  # the modules whose source is in the hash
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()[:32]
 
     def add(self, value: Any) -> None:
+        kind = type(value)
         if isinstance(value, _INSIGNIFICANT):
             return
-        if isinstance(value, _ATOMS):
-            self._text(f"{type(value).__name__} {value!r}")
-        elif isinstance(value, bytes | bytearray | memoryview):
-            self._bytes(f"bytes {memoryview(value).nbytes}", value)
-        elif isinstance(value, re.Pattern):
-            self._many("pattern", [value.pattern, value.flags])
-        elif isinstance(value, list | tuple):
-            self._many(type(value).__name__, value)
-        elif isinstance(value, set | frozenset):
-            self._many("set", sorted(map(code_digest, value)))
-        elif isinstance(value, Mapping):
-            self._many("dict", (pair for pair in value.items()))
-        elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        if kind in _ATOMS and getattr(value, "tzinfo", None) is None:
+            self._text(f"{kind.__name__} {value!r}")
+        elif kind in (bytes, bytearray, memoryview):
+            data = bytes(value) if kind is memoryview else value
+            self._bytes(f"bytes {len(data)}", data)
+        elif kind in (list, tuple, dict, set, frozenset, MappingProxyType):
+            self._container(value)
+        elif kind in (np.ndarray, np.memmap) and not value.dtype.hasobject:
             self._text(f"array {value.dtype} {value.shape}")
-            self._bytes("", np.ascontiguousarray(value).view(np.uint8) if value.size else b"")
+            self._bytes("", np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else b"")
+        elif isinstance(value, np.dtype) or (isinstance(value, np.generic) and not value.dtype.hasobject):
+            self._text(f"{kind.__name__} {value!r}")
         elif is_tensor(value):
-            self.add(value.detach().cpu().numpy())
+            self._tensor(value)
         else:
             self._object(value)
 
@@ -234,83 +277,183 @@ class _Hasher:
             self.add(value)
         self._text("end")
 
-    def _object(self, value: Any) -> None:
-        if id(value) in self._open:  # a function that calls itself, or an object that refers to itself
-            self._text(f"again {list(self._open).index(id(value))}")
+    def _container(self, value: Any) -> None:
+        if id(value) in self._around:
+            self._text(f"around {self._around.index(id(value))}")
             return
-        self._open[id(value)] = value
+        self._around.append(id(value))
+        if isinstance(value, list | tuple):
+            self._many(type(value).__name__, value)
+        elif isinstance(value, set | frozenset):
+            self._many("set", sorted(map(self._digest_of, value)))
+        else:
+            self._many("dict", value.items())
+        self._around.pop()
+
+    def _digest_of(self, member: Any) -> str:
+        """Return the hash of a member of a set, which has no place in an order."""
+        hasher = _Hasher(self._unseen)
+        if type(member) not in _ATOMS:
+            hasher._met, hasher._around, hasher._sources = {**self._met}, [*self._around], {*self._sources}
+        hasher.add(member)
+        self.unlike += hasher.unlike
+        return hasher.hexdigest()
+
+    def _tensor(self, value: Any) -> None:
+        import torch
+
+        plain = type(value) is torch.Tensor or isinstance(value, torch.nn.Parameter)
+        if plain and value.layout == torch.strided and value.device.type != "meta" and not value.is_quantized:
+            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            self._text(f"tensor {value.dtype} {tuple(value.shape)}")
+            self._bytes("", flat.view(torch.uint8).numpy() if len(flat) else b"")
+        else:
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        if (met := self._met.get(id(value))) is not None:  # such as a function that calls itself
+            self._text(f"again {met[0]}")
+            return
+        self._met[id(value)] = len(self._met), value
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, CodeType):
-            self._many("code", [value.co_code, value.co_names, value.co_varnames[: value.co_argcount], value.co_consts])
+            self._code(value)
         elif isinstance(value, partial):
             self._many("partial", [value.func, value.args, value.keywords])
         elif isinstance(value, MethodType):
             self._many("method", [value.__func__, value.__self__])
         elif isinstance(value, ModuleType):
-            self._module(value)
+            self._text(f"module {value.__name__}")
+            self._source([value.__name__])
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, property | staticmethod | classmethod):
+            self._many("member", _parts(value))
         elif isinstance(value, ByObject):
             self.add(value.value)
         elif isinstance(value, enum.Enum):
-            self._text(f"{type(value).__qualname__} {value.name}")
-        elif dataclasses.is_dataclass(value):
+            self._many("enum", [type(value), value.name, value.value])
+        elif isinstance(value, _WITHOUT_VALUE) or _is_global_random(value):
+            self.add(type(value))
+        elif dataclasses.is_dataclass(value) and _is_ours(type(value)):
             self.add(type(value))
             self._many("fields", [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare])
         else:
             self._instance(value)
 
+    def _code(self, code: CodeType) -> None:
+        counts = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags]
+        names = [code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+        self._many("code", [code.co_code, code.co_exceptiontable, *names, *counts, code.co_consts])
+
     def _function(self, fn: FunctionType) -> None:
         self._text(f"function {fn.__qualname__}")
-        if not _is_own(fn.__module__):
+        own = _is_own(fn.__globals__.get("__name__"))
+        if not own and "<locals>" not in fn.__code__.co_qualname:  # found by its name
             self._text(fn.__module__ or "")
             return
+        attributes = vars(fn)
+        if "dispatch" in attributes and "registry" in attributes:  # functools.singledispatch, whose closure has a cache
+            self._many("registry", [attributes["registry"]])
+            return
         cells = [cell.cell_contents for cell in fn.__closure__ or () if _is_filled(cell)]
-        self._many("body", [fn.__code__, fn.__defaults__, fn.__kwdefaults__, cells])
-        for name in sorted(_names(fn.__code__) & fn.__globals__.keys()):
-            self._many(name, [fn.__globals__[name]])
+        self._many("body", [fn.__code__, fn.__defaults__, fn.__kwdefaults__, cells, attributes])
+        if own:
+            names = _names(fn.__code__)
+            for name in sorted(names & fn.__globals__.keys()):
+                self._many(name, [fn.__globals__[name]])
+                if isinstance(fn.__globals__[name], ModuleType):
+                    self._attributes(fn.__globals__[name], names, set())
+            package = fn.__globals__.get("__package__") or ""
+            self._source([name for one in _imports_of_code(fn.__code__) for name in _module_names(one, package)])
 
-    def _module(self, module: ModuleType) -> None:
-        self._text(f"module {module.__name__}")
-        path = getattr(module, "__file__", None)
-        if path is not None and _is_own(module.__name__) and os.path.isfile(path):
-            with open(path, "rb") as file:
-                self._bytes("source", file.read())
+    def _attributes(self, module: ModuleType, names: set[str], seen: set[int]) -> None:
+        """Add what a function may take from a module of the user, and from the modules in it."""
+        if not _is_own(module.__name__) or id(module) in seen:
+            return
+        seen.add(id(module))
+        for name in sorted(names & vars(module).keys()):
+            self._many(name, [vars(module)[name]])
+            if isinstance(vars(module)[name], ModuleType):
+                self._attributes(vars(module)[name], names, seen)
+
+    def _source(self, names: Iterable[str]) -> None:
+        """Add the source of the user's modules among ``names``, and of those that they import."""
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in self._sources:
+                continue
+            self._sources.add(name)
+            spec = _own_spec(name)
+            if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
+                continue
+            with open(spec.origin, "rb") as file:
+                source = file.read()
+            self._bytes(f"source {name} {len(source)}", source)
+            package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+            waiting += [other for one in _imports_of_source(source) for other in _module_names(one, package)]
 
     def _class(self, kind: type) -> None:
         self._text(f"class {kind.__module__}.{kind.__qualname__}")
         if _is_own(kind.__module__):
-            members = {name: _plain(value) for name, value in vars(kind).items() if not name.startswith("__")}
-            called = {name: vars(kind)[name] for name in ("__call__", "__init__", "__getitem__") if name in vars(kind)}
-            self._many("members", sorted((members | called).items(), key=lambda item: item[0]))
-            self._many("bases", kind.__bases__)
+            members = {name: value for name, value in vars(kind).items() if _is_significant(name, value)}
+            self._many("members", sorted(members.items()))
+            self._many("bases", [*kind.__bases__, type(kind)])
 
     def _instance(self, value: Any) -> None:
-        self.add(type(value))
+        kind = type(value)
+        self.add(kind)
         if callable(wrapped := getattr(value, "__wrapped__", None)):  # such as a function with functools.cache
             self.add(wrapped)
-        known = getattr(value, "_fingerprint", None)  # of a Hugging Face dataset
-        if isinstance(known, str):
-            self._text(known)
-        elif type(value).__module__.startswith("pyarrow") and hasattr(value, "to_batches"):  # a table
+        if kind.__module__.startswith("datasets.") and isinstance(getattr(value, "_fingerprint", None), str):
+            self._text(value._fingerprint)
+            return
+        if kind.__module__.startswith("pyarrow") and hasattr(value, "to_batches"):  # a table
             self._text(str(value.schema))
             for batch in value.to_batches():
                 for column in batch.columns:
                     self._many("column", [column.to_pylist()])
-        elif _is_own(type(value).__module__) and not isinstance(value, BuiltinFunctionType):
-            slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-            state = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
-                value, "__dict__", {}
-            )
-            self.add(state)
+            return
+        try:
+            known: Any = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if known is None else known(value)
+        except Exception:  # objects refuse to be pickled in many ways
+            self.unlike.append(f"{kind.__module__}.{kind.__qualname__}")
+            self._text(f"unseen {uuid4().hex if self._unseen is None else self._unseen}")
+            return
+        if isinstance(reduced, str):
+            self._many("global", [str(getattr(value, "__module__", None)), reduced])
+            return
+        made, arguments, state, members, pairs, *setter = [*reduced, None, None, None][:6]
+        if isinstance(state, dict):
+            kept = {k: v for k, v in state.items() if not isinstance(getattr(kind, str(k), None), cached_property)}
+            state = kept or None  # as it is before a property is computed
+        self._many("reduced", [made, arguments, state, [*(members or ())], [*(pairs or ())], setter])
 
 
-def _plain(member: Any) -> Any:
-    """Return a member of a class as what can be hashed: the functions of properties, static and class methods."""
-    if isinstance(member, property):
-        return [member.fget, member.fset]
-    return getattr(member, "__func__", member)
+def _is_ours(kind: type) -> bool:
+    """Return whether a class is one of Penstock's, whose fields say themselves whether they count, or extends one."""
+    return any(base.__module__.startswith("penstock.") for base in inspect.getmro(kind))
+
+
+def _is_global_random(value: Any) -> bool:
+    """Return whether this is the generator of ``random.random`` or ``np.random.normal``, which no run depends on."""
+    if isinstance(value, random.Random):
+        return value is getattr(random.random, "__self__", None)
+    return isinstance(value, np.random.RandomState) and value is np.random.mtrand._rand
+
+
+def _is_significant(name: str, value: Any) -> bool:
+    """Return whether a member of a class is more than what Python keeps about every class."""
+    if name.startswith("__") and name.endswith("__"):
+        return isinstance(value, FunctionType | staticmethod | classmethod | property) or name in _DECLARED
+    return name != "_abc_impl"
+
+
+def _parts(member: Any) -> list[Any]:
+    return [member.fget, member.fset, member.fdel] if isinstance(member, property) else [member.__func__]
 
 
 def _is_filled(cell: Any) -> bool:
@@ -323,8 +466,61 @@ def _is_filled(cell: Any) -> bool:
 
 def _names(code: CodeType) -> set[str]:
     """Return the names that a function and the functions inside it may look up."""
-    nested = (const for const in code.co_consts if isinstance(const, CodeType))
-    return set(code.co_names).union(*(_names(inner) for inner in nested))
+    return set(code.co_names).union(*(_names(inner) for inner in _nested(code)))
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    return (const for const in code.co_consts if isinstance(const, CodeType))
+
+
+def _imports_of_code(code: CodeType) -> Iterator[_Import]:
+    """Yield what a function and the functions inside it import."""
+    before: list[Any] = [0, None]  # the level and the names are loaded right before
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            yield step.argval, before[1] or (), before[0]
+        before = [before[1], step.argval]
+    for inner in _nested(code):
+        yield from _imports_of_code(inner)
+
+
+@lru_cache(1024)
+def _imports_of_source(source: bytes) -> list[_Import]:
+    """Return what the source of a module imports; nothing if it is not Python's."""
+    found: list[_Import] = []
+    with suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found += [(alias.name, (), 0) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found.append((node.module or "", tuple(alias.name for alias in node.names), node.level))
+    return found
+
+
+def _module_names(one: _Import, package: str) -> list[str]:
+    """Return the modules that an import may load: the packages on the way, and the names, which may be modules."""
+    module, taken, level = one
+    with suppress(ImportError, ValueError):
+        module = importlib.util.resolve_name("." * level + module, package) if level else module
+        parts = module.split(".")
+        return [".".join(parts[: end + 1]) for end in range(len(parts))] + [f"{module}.{name}" for name in taken]
+    return []
+
+
+def _own_spec(name: str) -> ModuleSpec | None:
+    """Return where a module of the user is, without importing it; None if it is not the user's."""
+    top, *rest = name.split(".")
+    if top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # such as __main__, which has none
+        spec = None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return None if spec is None or spec.origin is None or _is_installed(spec.origin) else spec
 
 
 @cache
@@ -335,11 +531,15 @@ def _installed() -> tuple[str, ...]:
     )
 
 
-def _is_own(module: str | None) -> bool:
+def _is_installed(path: str) -> bool:
+    return os.path.realpath(path).startswith(_installed())
+
+
+def _is_own(module: Any) -> bool:
     """Return whether a module is the user's: neither built in, nor of the standard library, nor installed."""
-    if module is None or module in sys.builtin_module_names:
+    if module in sys.builtin_module_names:
         return False
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:  # a program that was typed in, or a function that was sent here
         return module == "__main__" or module not in sys.modules
-    return not os.path.realpath(path).startswith(_installed())
+    return not _is_installed(path)

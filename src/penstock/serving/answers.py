@@ -43,7 +43,7 @@ def identify(program: Program) -> dict[str, Any]:
         "data": _digest(leaves),
         "order": _digest([program.identity(counts=False), program.seed, plan.epoch]),
         "stages": [stage.describe() for stage in _all_stages(plan)],
-        "code": stages_digest(plan),
+        "code": stages_digest(plan, unseen=""),
         "shards": sum(len(names) for names, _ in leaves),
         "samples": samples,
     }
