@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import MissingExtra, PlanError, StorageError
 from penstock.relations.database import StagedTable, database
 
 PLAN = ps.from_items([{"k": 1}]).on("local", memory="100MB", cpus=3).plan
@@ -41,6 +42,13 @@ def test_memory_and_threads_are_those_of_the_engine() -> None:
     with database(PLAN, "test") as con:
         ((threads, memory),) = con.sql("select current_setting('threads'), current_setting('memory_limit')").fetchall()
     assert (threads, memory) == (3, "95.3 MiB")
+
+
+@pytest.mark.parametrize(("limit", "error"), [("memory_limit", PlanError), ("max_temp_directory_size", StorageError)])
+def test_a_full_disk_and_too_little_memory_are_told_apart(limit: str, error: type[Exception]) -> None:
+    advice = {PlanError: "raise on", StorageError: "set TMPDIR"}[error]
+    with pytest.raises(error, match=advice), database(PLAN, "test"):
+        raise duckdb.OutOfMemoryException(f"failed to offload\nThis limit was set by the '{limit}' setting.")
 
 
 def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

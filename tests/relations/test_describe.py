@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -38,3 +40,8 @@ def test_a_description_of_text_and_numbers_is_a_table() -> None:
     table = ps.from_items(rows).describe().to_arrow()
     assert table.column("min").to_pylist() == ["1", "0.5", "a"]
     assert [row["max"] for row in ps.from_items(rows).describe("x", "y")] == [4, 0.5]
+
+
+def test_decimals_are_numbers() -> None:
+    (row,) = ps.from_items([{"x": Decimal("1.5")}, {"x": Decimal("2.5")}]).describe()
+    assert (row["type"], row["mean"], row["min"], row["max"]) == ("Decimal", 2.0, 1.5, 2.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,13 @@ def test_a_group_in_several_pieces_becomes_one_list() -> None:
     got = ps.from_arrow(table).on("local", memory="1MB").groupby("k").list("x", "text").take_all()
     assert [row["k"] for row in got] == [0, 1, 2]
     assert [row["x_list"] for row in got] == [list(range(k, 20_000, 3)) for k in range(3)]
+
+
+def test_what_cannot_be_added_is_named() -> None:
+    ds = ps.from_items([{"k": "a", "x": Decimal(5 * 10**37)}, {"k": 1, "x": Decimal(5 * 10**37)}])
+    with pytest.raises(PlanError, match=r"sum needs field names, not \['x'\]: write sum\('x'\)"):
+        ds.groupby("k").sum(["x"])  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"groupby: .*Overflow in SUM of DECIMAL.*convert the values first"):
+        ds.map(lambda row: {**row, "k": 1}).groupby("k").sum("x").take_all()
+    with pytest.raises(PlanError, match="value_counts: the values of field 'k' must have one type"):
+        ds.value_counts("k").take_all()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PlanError
 from tests.relations.conftest import EXAMPLES, ROWS, datasets, key_of, tables
 
 LABELS = [{"k": "a", "label": 1}, {"k": "b", "label": 2}, {"k": "b", "label": 3}, {"k": "z", "label": 4}]
@@ -101,3 +101,15 @@ def test_an_empty_right_side_has_its_fields(how: Any) -> None:
     for other in (ps.from_arrow(empty), ps.from_arrow(empty).rename(z="y"), some.filter(ps.col("k") > 5)):
         name = "z" if "rename" in repr(other) else "y"
         assert rows.join(other, "k", how).take_all() == [{"k": 1, name: None}, {"k": 2, name: None}]
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "anti"])
+@pytest.mark.parametrize("make", [ps.from_items, lambda rows: ps.from_arrow(pa.Table.from_pylist(rows))])
+def test_keys_that_can_never_be_equal_are_refused(how: Any, make: Any) -> None:
+    numbers, texts = make([{"k": 1}, {"k": None}]), make([{"k": "1", "y": 2}])
+    with pytest.raises(PlanError, match=r"field 'k' has (int64|string) here and (int64|string) in the other dataset"):
+        numbers.join(texts, on="k", how=how).take_all()
+    assert numbers.join(make([{"k": 1.0, "y": 2}, {"k": None, "y": 3}]), on="k").select("y").take_all() == [
+        {"y": 2},
+        {"y": 3},
+    ]

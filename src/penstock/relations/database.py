@@ -58,10 +58,14 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
         try:
             yield con
         except duckdb.OutOfMemoryException as exc:
-            raise PlanError(f"{purpose} needs more memory: raise on('local', memory=...) ({_first_line(exc)})") from exc
+            if "max_temp_directory_size" not in str(exc):  # which is what the disk has left
+                problem = f"{purpose} needs more memory: raise on('local', memory=...)"
+                raise PlanError(f"{problem} ({_first_line(exc)})") from exc
+            raise _cannot_spill(exc) from exc
+        except duckdb.OutOfRangeException as exc:
+            raise PlanError(f"{purpose}: {_first_line(exc)}; convert the values first, for example to floats") from exc
         except duckdb.IOException as exc:
-            problem = f"cannot spill samples to a temporary file: {_first_line(exc)}; set TMPDIR to another folder"
-            raise StorageError(problem, tempfile.gettempdir()) from exc
+            raise _cannot_spill(exc) from exc
         finally:
             con.close()
 
@@ -86,6 +90,7 @@ class _Connection:
 
             self._opened = duckdb.connect(":memory:", config=self._settings)
             self._opened.execute("set enable_external_access = false").fetchall()
+            self._opened.execute("set timezone = 'UTC'").fetchall()
             self._opened.execute("set lock_configuration = true").fetchall()
             for table in self._tables.items():
                 self._opened.register(*table)
@@ -94,6 +99,11 @@ class _Connection:
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+
+
+def _cannot_spill(exc: Exception) -> StorageError:
+    problem = f"cannot spill samples to a temporary file: {_first_line(exc)}; set TMPDIR to another folder"
+    return StorageError(problem, tempfile.gettempdir())
 
 
 def _first_line(exc: Exception) -> str:
@@ -137,11 +147,13 @@ class StagedTable:
     """A table of the database to which columns are appended; a column of integers may become one of floats.
 
     Rows are held as Arrow's, which DuckDB reads in place; beyond ``memory // 4`` bytes, they are copied into a table of
-    its own, which it can spill. Times are stored as integers, so that no type of DuckDB changes them; -0.0 is stored as
-    0.0, which equals it.
+    its own, which it can spill. Times are stored as integers, so that no type of DuckDB changes them, unless queries
+    of the user see them; -0.0 is stored as 0.0, which equals it.
     """
 
-    def __init__(self, con: Any, name: str, verb: str, fields: Sequence[str] = (), memory: int = 0) -> None:
+    def __init__(
+        self, con: Any, name: str, verb: str, fields: Sequence[str] = (), memory: int = 0, *, times: bool = False
+    ) -> None:
         """Name the table.
 
         Args:
@@ -150,7 +162,9 @@ class StagedTable:
             verb: The operation, for messages.
             fields: The names of the columns in messages; by default their own.
             memory: The memory limit of the operation.
+            times: Whether times stay times.
         """
+        self._times = times
         self._con, self.name, self._verb, self._fields = con, name, verb, tuple(fields)
         self.schema: Any = None
         self.rows: Any = None  # all rows as Arrow's, once the table is finished, if they are in memory
@@ -167,6 +181,12 @@ class StagedTable:
         import pyarrow as pa
 
         kinds = [plain_type(kind) for kind in table.schema.types]
+        for number, kind in enumerate(kinds):
+            if pa.types.is_decimal256(kind):
+                field = self._fields[number] if number < len(self._fields) else table.schema.names[number]
+                raise PlanError(
+                    f"{self._verb}: field {field!r} has {kind}; cast it to decimals of at most 38 digits first"
+                )
         schema = pa.schema(list(zip(table.schema.names, kinds, strict=True)))
         if self.schema is None:
             self.schema = schema
@@ -243,7 +263,8 @@ class StagedTable:
             chunks = [plain(chunk) for chunk in getattr(column, "chunks", [column])]
             array = pa.chunked_array(chunks, chunks[0].type if chunks else field.type)
             try:
-                arrays.append(_encode(array if array.type == field.type else array.cast(field.type)))
+                array = array if array.type == field.type else array.cast(field.type)
+                arrays.append(array if self._times and pa.types.is_temporal(field.type) else _encode(array))
             except pa.ArrowException as exc:
                 raise self._mixed(number, array.type, field.type) from exc
         return pa.table(arrays, names=self.schema.names)

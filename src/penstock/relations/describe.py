@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class _FieldSummary:
             for how in _OF_TEXT if text else _OF_NUMBERS:
                 column = con.sql(aggregated(con, self.table, [], how, ["v"])).to_arrow_table().column(0)
                 kept = self.table.decoded(column, "v") if how in _OF_TEXT else column
-                (results[how],) = values_of(kept.combine_chunks())
+                (value,) = values_of(kept.combine_chunks())
+                results[how] = float(value) if isinstance(value, Decimal) else value
         return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **results}
 
 
@@ -90,7 +92,8 @@ def _is_summarised(kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    decimals = types.is_decimal(kind) and not types.is_decimal256(kind)
+    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or decimals
     return bool(numbers or types.is_null(kind) or _is_text(kind))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import I64
 from penstock.plan import Plan, pick_rows
+from penstock.plan.values import check_names
 from penstock.relations.aggregates import aggregated
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.integer_groups import IntegerGroups
@@ -40,16 +41,20 @@ class Aggregated:
             )
 
     def __call__(self, runs: Iterator[Sequence[Any]], plan: Plan) -> Rows:
-        with database(plan, "groupby") as con:
+        with database(plan, self._verb) as con:
             if self.how == "list":
                 return self._lists(con, runs, plan), None
             return self._rows(con, runs, plan), None
+
+    @property
+    def _verb(self) -> str:
+        return "value_counts" if self.frequent_first else "groupby"
 
     def _rows(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
         import pyarrow as pa
 
         columns = dict(zip(dict.fromkeys([*self.fields, *self.of]), (f"c{n}" for n in range(99999)), strict=False))
-        table = staged(con, runs, list(columns), "groupby", memory_of(plan))
+        table = staged(con, runs, list(columns), self._verb, memory_of(plan))
         if table.schema is None:
             return []
         keys = [columns[name] for name in self.fields]
@@ -76,7 +81,10 @@ class Aggregated:
             values = found.column(f"r{number}")
             kept = self.how in ("min", "max")
             named[f"{name}_{self.how}"] = table.decoded(values, column) if kept else values
-        return rows_of(pa.table(named))
+        added = {
+            f"{name}_sum" for name, c in zip(self.of, of, strict=True) if not is_decimal(table.schema.field(c).type)
+        }
+        return rows_of(pa.table(named), added if self.how == "sum" else ())
 
     def _lists(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
         """Return rows with the values of each group in a list, which are built when they are read."""
@@ -140,12 +148,22 @@ def numbers_of(con: Any, query: str) -> I64:
     return column.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
 
-def rows_of(table: Any) -> Sequence[Any]:
-    """Return a result of DuckDB as samples; its 128-bit integers become 64-bit ones, or ``int`` in dicts."""
+def is_decimal(kind: Any) -> bool:
+    """Return whether an Arrow type is one of decimals."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_decimal(kind))
+
+
+def rows_of(table: Any, integers: Collection[str]) -> Sequence[Any]:
+    """Return a result of DuckDB as samples.
+
+    The columns ``integers`` become integers of 64 bits, or ``int`` in dicts, if they have 128 bits: decimals in Arrow.
+    """
     import pyarrow as pa
 
     for number, field in enumerate(table.schema):
-        if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
+        if field.name in integers and is_decimal(field.type):
             try:
                 table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
             except pa.ArrowInvalid:
@@ -193,7 +211,9 @@ class Groups(Generic[_Of]):
         return self._rows("list", fields)
 
     def _rows(self, how: str, fields: tuple[str, ...] = ()) -> _Of:
-        if how != "count" and not fields:
-            raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
+        if how != "count":
+            if not fields:
+                raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
+            check_names(how, fields)
         read = select_fields(self.plan, *self.fields, *fields)
         return self.make_dataset(summarized(read, Aggregated(self.fields, how, fields)))

@@ -12,17 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.engines import Program, start_run
-from penstock.engines.lineage import empty_block
-from penstock.errors import DataError, MissingExtra
+from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tables.columns import ArrowColumns
-from penstock.formats.tables.source import TableSource
 from penstock.formats.tables.values import is_number
 from penstock.order import I64, fold_into
-from penstock.plan import Block, Columns, Context, FlatMap, Place, Plan, Scope, pick_rows, sample_error
+from penstock.plan import Block, Columns, Context, FlatMap, Place, Plan, pick_rows, sample_error
 from penstock.relations.database import memory_of
-from penstock.relations.keys import chunks, column_at, columns_of, gathered, hashable, value_of, values_at
+from penstock.relations.keys import chunks, column_at, gathered, hashable, value_of, values_at
 from penstock.relations.lookup import HashedRows, comparable
-from penstock.relations.source import select_fields
+from penstock.relations.source import no_samples, select_fields
 from penstock.relations.store import SampleStore
 
 _NONE = -1  # in place of a number: no match
@@ -80,6 +78,7 @@ class _Index:
         self.items: Sequence[Any] = ()
         self.fields: dict[str, None] = {}  # the names of all fields, without those that begin with __
         self._keys: list[Sequence[Any]] = []  # of each chunk: Arrow arrays of one type, or values
+        self._types: dict[str, dict[str, str]] = {name: {} for name in how.on}  # by family
 
     @property
     def names(self) -> list[str]:
@@ -92,7 +91,11 @@ class _Index:
         Raises:
             PlanError: The values of a field have no one type.
         """
-        arrays = [comparable(column_at(items, name, "join")) for name in self.how.on]
+        columns = [column_at(items, name, "join") for name in self.how.on]
+        for name, column in zip(self.how.on, columns, strict=True):
+            if family := _family(column.type):
+                self._types[name].setdefault(family, str(column.type))
+        arrays = list(map(comparable, columns))
         self._keys.append(_keys(items, self.how.on) if any(array is None for array in arrays) else arrays)
 
     @cached_property
@@ -143,7 +146,19 @@ class _Index:
         order = np.argsort(left, kind="stable")
         return left[order], right[order]
 
+    def _check_types(self, items: Sequence[Any]) -> None:
+        """Check that the keys of samples may equal those of the other side."""
+        for name, known in self._types.items():
+            kind = _type_of(items, name)
+            family = None if kind is None else _family(kind)
+            if family and known and family not in known:
+                raise PlanError(
+                    f"join: field {name!r} has {kind} here and {' and '.join(known.values())} in the other dataset, "
+                    "which are never equal; convert one of them first"
+                )
+
     def _pairs(self, items: Sequence[Any]) -> tuple[I64, I64]:
+        self._check_types(items)
         if isinstance(items, ArrowColumns) and self._rows is not None:
             arrays = [comparable(column_at(items, name, "join")) for name in self.how.on]
             if [getattr(array, "type", None) for array in arrays] == self._rows.types:
@@ -171,23 +186,10 @@ def _collect(plan: Plan, how: JoinOptions) -> _Index:
         if how.adds_fields:
             store.add(items)
     if not index.fields:
-        index.fields.update(dict.fromkeys(_names(_no_samples(program))))
+        index.fields.update(dict.fromkeys(_names(no_samples(program))))
     items = store.items()
     index.items = items if store.has_spilled or not len(items) else gathered([items])
     return index
-
-
-def _no_samples(program: Program) -> Sequence[Any]:
-    """Return what a plan without samples yields: columns without rows, if its source is a table in memory."""
-    leaf = program.arrangement.leaves[0]
-    if not isinstance(leaf, TableSource):
-        return []
-    block = empty_block().with_items(columns_of(leaf.table.value.schema.empty_table()))
-    for placed in program.arrangement.body:
-        if placed.stage.scope is not Scope.EACH or not isinstance(block.items, Columns):
-            return []
-        block = placed.stage.run(block, program.context(placed, 0))
-    return block.items
 
 
 def _names(items: Sequence[Any]) -> list[str]:
@@ -196,6 +198,36 @@ def _names(items: Sequence[Any]) -> list[str]:
         if isinstance(fields, dict | tuple):
             names.update(dict.fromkeys(fields))
     return [name for name in names if not name.startswith("__")]
+
+
+def _type_of(items: Sequence[Any], name: str) -> Any:
+    """Return the Arrow type of the first value of a key; None if there is none, or Arrow has none for it."""
+    import pyarrow as pa
+
+    if isinstance(items, ArrowColumns):
+        return column_at(items, name, "join").type
+    first = next((value for item in items if (value := value_of(item, name, "join")) is not None), None)
+    try:
+        return pa.scalar(first).type
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _family(kind: Any) -> str:
+    """Return a name for the Arrow types whose values may equal values of this type; empty if that is not known."""
+    import pyarrow as pa
+
+    types = pa.types
+    if is_number(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return "bytes"
+    for family in (types.is_date, types.is_time, types.is_timestamp, types.is_duration):
+        if family(kind):
+            return str(family.__name__)
+    return ""
 
 
 def _keys(items: Sequence[Any], on: Sequence[str]) -> Sequence[Hashable]:

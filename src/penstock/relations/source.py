@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engines import Program, start_run
+from penstock.engines.lineage import empty_block
 from penstock.errors import PlanError
+from penstock.formats.tables.source import TableSource
 from penstock.order import I64
-from penstock.plan import Plan, Select, Source
+from penstock.plan import Columns, Plan, Scope, Select, Source
+from penstock.relations.keys import columns_of
 from penstock.relations.store import StoreReader
 
 Rows = tuple[Sequence[Any], I64 | None]  # samples, and the numbers of those that form the result (None: all of them)
@@ -87,3 +90,16 @@ def summarized(plan: Plan, summary: Summary) -> Plan:
 def select_fields(plan: Plan, *names: str) -> Plan:
     """Return the plan reduced to these fields; a plan of batches or other items is returned as it is."""
     return plan.then(Select(tuple(dict.fromkeys(names)))) if plan.commutes else plan
+
+
+def no_samples(program: Program) -> Sequence[Any]:
+    """Return what a plan without samples yields: columns without rows, if its source is a table in memory."""
+    leaf = program.arrangement.leaves[0]
+    if not isinstance(leaf, TableSource):
+        return []
+    block = empty_block().with_items(columns_of(leaf.table.value.schema.empty_table()))
+    for placed in program.arrangement.body:
+        if placed.stage.scope is not Scope.EACH or not isinstance(block.items, Columns):
+            return []
+        block = placed.stage.run(block, program.context(placed, 0))
+    return block.items
