@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from collections import UserDict
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -121,7 +124,7 @@ def test_map_batches_calls_the_function_on_columns_of_batch_size_rows() -> None:
     [
         (MapFn, _numbers(11, 12, 13)),
         (FilterFn, _numbers(1, 2, 3)),
-        (FlatMapFn, ["x", "x", "x"]),
+        (FlatMapFn, _numbers(11, 12, 13)),
         (partial(MapBatches, batch_size=2), _numbers(11, 12, 13)),
     ],
 )
@@ -133,8 +136,9 @@ def test_a_class_with_callable_instances_is_constructed_once_per_worker_and_clos
             self.number = number
             events.append(("constructed", device))
 
-        def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-            return {"x": sample["x"] + self.number}
+        def __call__(self, sample: dict[str, Any]) -> Any:
+            added = {"x": sample["x"] + self.number}
+            return [added] if kind is FlatMapFn else added
 
         def close(self) -> None:
             events.append("closed")
@@ -223,6 +227,81 @@ def test_rows_that_are_tried_again_get_fresh_generators() -> None:
     expected = stage.run(_block(_numbers(1, 2, 3)), Context(0)).items
     out = stage.run(_block(_numbers(1, 0, 3)), Context(0, skip=True))
     assert out.items == [expected[0], expected[2]]
+
+
+def test_an_error_that_only_the_batch_raises_is_not_lost() -> None:
+    def needs_one(batch: dict[str, Any]) -> dict[str, Any]:
+        if len(batch["x"]) > 1:
+            raise MemoryError("too many rows")
+        return batch
+
+    out = MapBatches(needs_one, 3).run(_block(_numbers(1, 2, 3)), Context(0))
+    assert "MemoryError: too many rows" in str(out.lineage.error)
+    assert MapBatches(needs_one, 3).run(_block(_numbers(1, 2, 3)), Context(0, skip=True)).items == _numbers(1, 2, 3)
+
+
+def test_rows_that_make_no_batch_are_processed_one_by_one() -> None:
+    assert _run(MapBatches(lambda batch: batch, 2), {"x": 1}, {"y": 2}) == [{"x": 1}, {"y": 2}]
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ({"x": [1, 2, 3], "y": [1]}, r"differ in length: \{'x': 3, 'y': 1\}"),
+        ({"x": [1, 2, 3], "y": "abc"}, "column 'y' is a str"),
+        ({"x": [1, 2, 3], "y": {"a": 1, "b": 2, "c": 3}}, "column 'y' is a dict"),
+        ({"x": [1, 2, 3], "y": 5}, "column 'y' is an int"),
+        ({"x": [1, 2, 3], "y": np.array(5)}, "column 'y' is a ndarray"),
+        (pd.DataFrame({"x": [1, 2, 3]}), "returned a DataFrame: return a dict of columns"),
+        (pa.table({"x": [1, 2, 3]}), "returned a Table"),
+        ("abc", "returned a str"),
+        (([1, 2, 3], [1, 2, 3], [1, 2, 3]), "returned a tuple"),
+        ([{"x": 1}, None, {"x": 3}], "returned None"),
+    ],
+)
+def test_what_is_no_columns_and_no_rows_is_an_error_of_map_batches(result: Any, problem: str) -> None:
+    out = MapBatches(lambda batch: result, 3).run(_block(_numbers(1, 2, 3)), Context(0))
+    assert out.items == []
+    assert re.search(rf"{problem}.*map_batches", str(out.lineage.error))
+
+
+def test_columns_may_come_from_arrow_and_pandas_and_in_any_mapping() -> None:
+    for column in (pa.array([1, 2]), pa.chunked_array([[1], [2]]), pd.Series([1, 2], index=[7, 8])):
+        assert _run(MapBatches(lambda _, x=column: UserDict(x=x), 2), *_numbers(0, 0)) == _numbers(1, 2)
+
+
+def test_numbers_of_python_stay_numbers_of_python_among_others() -> None:
+    rows = _run(MapBatches(lambda batch: batch, 3), *[{"x": number} for number in (1, 2.5, np.int64(3))])
+    assert [type(row["x"]) for row in rows] == [float, float, np.float64]
+
+
+@pytest.mark.parametrize("result", [None, {"x": 1}, "abc"])
+def test_a_flat_map_that_returns_no_samples_is_an_error(result: Any) -> None:
+    out = FlatMapFn(lambda sample: result).run(_block(_numbers(1)), Context(0))
+    assert re.search(r"returned (None|a dict|a str): return a list of samples.*flat_map", str(out.lineage.error))
+
+
+async def _wait(sample: Any) -> Any:
+    return sample
+
+
+class _Waiting:
+    async def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+@pytest.mark.parametrize("kind", [MapFn, FilterFn, FlatMapFn, MapBatches])
+@pytest.mark.parametrize(
+    "fn", [_wait, _Waiting, _Waiting(), partial(_wait)], ids=["function", "class", "self", "partial"]
+)
+def test_async_functions_are_refused(kind: Any, fn: Any) -> None:
+    with pytest.raises(PlanError, match=r"needs a plain function, and .* is async"):
+        kind(fn)
+
+
+def test_a_function_that_returns_a_coroutine_fails() -> None:
+    out = MapFn(lambda sample: _wait(sample)).run(_block(_numbers(1)), Context(0))
+    assert "the function is async" in str(out.lineage.error)
 
 
 def test_another_number_of_rows_is_the_fault_of_the_function() -> None:

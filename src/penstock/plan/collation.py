@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.errors import DataError
 from penstock.plan.columns import Columns
+from penstock.plan.values import kind_of
 
 _SCALARS = (Number, np.bool_, np.datetime64, np.timedelta64)
 PAD_FIELD = "__pad__"  # set in a sample that is repeated so that all ranks have the same number of samples
@@ -85,15 +86,15 @@ def _numbers(values: list[Any]) -> Any:
 
 def is_tensor(value: Any) -> bool:
     """Return whether ``value`` is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # it has none while another thread imports it
+    return kind is not None and isinstance(value, kind)
 
 
 def uncollate(batch: Any) -> list[Any]:
     """Split a batch of columns into its samples; the inverse of ``collate``.
 
     Raises:
-        DataError: The columns differ in length.
+        DataError: The columns differ in length, or one has no value per sample.
     """
     if isinstance(batch, dict):
         parts, names = list(batch.values()), list(batch)
@@ -104,10 +105,18 @@ def uncollate(batch: Any) -> list[Any]:
 
 
 def _row_tuples(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
-    lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
+    parts = [part.to_pylist() if hasattr(part, "to_pylist") else part for part in parts]  # of Arrow
+    lengths = {name: _row_count(name, part) for name, part in zip(names, parts, strict=True)}
     if len(set(lengths.values())) > 1:
         raise DataError(f"the columns of a batch differ in length: {lengths}")
     return list(zip(*parts, strict=True))
+
+
+def _row_count(name: str, part: Any) -> int:
+    if not isinstance(part, str | bytes | Mapping | Set) and getattr(part, "ndim", None) != 0:
+        with suppress(TypeError):
+            return len(part)
+    raise DataError(f"column {name!r} is {kind_of(part)}, without a value for each sample")
 
 
 @dataclass(frozen=True, slots=True)

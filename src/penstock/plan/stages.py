@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,22 @@ import numpy as np
 from penstock.errors import DataError, PlanError, StageError
 from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
-from penstock.plan.collation import collate, uncollate
+from penstock.plan.collation import collate, is_tensor, uncollate
 from penstock.plan.columns import Columns
 from penstock.plan.stage import EachStage, Filter, FlatMap, Map, MissingField, sample_error
-from penstock.plan.values import ByObject, Fields, check_callable, check_count, check_names, name_of, takes_parameter
+from penstock.plan.values import (
+    ByObject,
+    Fields,
+    check_callable,
+    check_count,
+    check_names,
+    kind_of,
+    name_of,
+    takes_parameter,
+)
 
-_PLAIN = {"i8": int, "f8": float, "b1": bool}  # what arrays of Python's numbers have as type, and what they were
+_PLAIN = ("i8", "u8", "f8", "b1")  # the types of arrays of Python's numbers
+_NUMBERS = (int, float, bool)
 
 
 def bind_parameters(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
@@ -107,6 +118,13 @@ class MapFn(_UserStage, Map):
 def _returned(value: Any) -> Any:
     if value is None:
         raise TypeError("the function returned None: return the new sample, or use filter to leave samples out")
+    return _not_awaitable(value)
+
+
+def _not_awaitable(value: Any) -> Any:
+    if type(value) is CoroutineType:
+        value.close()
+        raise TypeError("the function is async, and nothing awaits what it returns: call asyncio.run in it")
     return value
 
 
@@ -118,6 +136,17 @@ class FilterFn(_UserStage, Filter):
 @dataclass(frozen=True)
 class FlatMapFn(_UserStage, FlatMap):
     """``flat_map(fn)``."""
+
+    def function(self, ctx: Context) -> Callable[..., Any]:
+        call = super().function(ctx)
+        return lambda *args: _outputs(call(*args))
+
+
+def _outputs(result: Any) -> Any:
+    """Return the result of a function of ``flat_map``; iterating over one sample would yield its parts."""
+    if result is None or isinstance(_not_awaitable(result), dict | str | bytes):
+        raise TypeError(f"the function returned {kind_of(result)}: return a list of samples, or yield them")
+    return result
 
 
 @dataclass(frozen=True)
@@ -164,7 +193,7 @@ class MapBatches(_UserStage, Map):
                 ctx.watch(block.lineage.input_of(start))
             try:
                 out += _call_rows(call, block.items[chunk], rngs and rngs[chunk])
-            except Exception as batch_error:  # one row failed: call the function row by row to find it
+            except Exception as batch_error:  # call the function row by row to find the row that failed
                 failed_before = len(failed)
                 # The failed call may have drawn from its generators.
                 rngs = block.generators(ctx.stage_number) if self.wants_rng else None
@@ -176,16 +205,23 @@ class MapBatches(_UserStage, Map):
                         if not self.fail(block, item, exc, ctx):
                             return out, failed
                         failed.append(item)
-                # If every row succeeds on its own, the function is to blame, not a row.
-                if isinstance(batch_error, RowCountError) and len(failed) == failed_before:
+                if isinstance(batch_error, _UnequalRowsError) or len(failed) > failed_before:
+                    continue
+                # Every row succeeds on its own: the function is to blame, not a row. What it raised may concern only
+                # so many rows at once, so the rows are kept where failures are skipped.
+                if isinstance(batch_error, ResultError) or not ctx.skip:
                     del out[start - len(failed) :]
                     block.lineage = block.lineage.stopped(start, self.failure(batch_error, block.place(start)))
                     return out, failed
         return out, failed
 
 
-class RowCountError(ValueError):
-    """The function of ``map_batches`` returned a different number of rows than it received."""
+class ResultError(ValueError):
+    """The function of ``map_batches`` did not return one row for each row that it received."""
+
+
+class _UnequalRowsError(Exception):
+    """Rows with different fields, or rows that are no dicts, make no batch."""
 
 
 def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] | None) -> list[Any]:
@@ -193,30 +229,49 @@ def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] |
 
     Raises:
         TypeError: The items have no fields.
-        RowCountError: The result has a different number of rows.
+        ResultError: The result does not have one row for each item.
+        _UnequalRowsError: The items cannot be stacked.
     """
     if not isinstance(items, Columns) and not isinstance(items[0], dict):
         raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
-    result = _returned(call(collate(items), *(rngs or ())))
-    out = uncollate(_plain_numbers(result, items)) if isinstance(result, dict) else list(result)
+    try:
+        batch = collate(items)
+    except DataError as exc:
+        raise _UnequalRowsError from exc
+    out = _rows_of(_returned(call(batch, *(rngs or ()))), items)
     if len(out) != len(items):
         problem = f"{len(items)} rows in, {len(out)} rows out"
-        raise RowCountError(f"{problem}: the function of map_batches must return one row for each row")
+        raise ResultError(f"{problem}: the function of map_batches must return one row for each row")
     return out
 
 
-def _plain_numbers(result: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+def _rows_of(result: Any, items: Sequence[Any]) -> list[Any]:
+    """Return the rows of a result: columns by name, or rows.
+
+    Raises:
+        ResultError: It is something else, or its columns differ in length.
+    """
+    if isinstance(result, Mapping):
+        try:
+            return uncollate(_plain_numbers(result, items))
+        except DataError as exc:
+            raise ResultError(f"map_batches: {exc.problem}; return an array or a list for each field") from exc
+    if not isinstance(result, list | np.ndarray | Iterator) and not is_tensor(result):
+        raise ResultError(f"the function returned {kind_of(result)}: return a dict of columns, or a list of rows")
+    return [_returned(row) for row in result]
+
+
+def _plain_numbers(result: Mapping[str, Any], items: Sequence[Any]) -> dict[str, Any]:
     """Return a result with Python's numbers where the items had them, row by row: stacking converts them."""
-    if isinstance(items, Columns):
-        return result
     out = dict(result)
+    if isinstance(items, Columns):
+        return out
     for name, column in result.items():
-        kind = _PLAIN.get(column.dtype.str[1:]) if isinstance(column, np.ndarray) and column.ndim == 1 else None
-        if kind is not None and len(column) == len(items) and type(items[0].get(name)) is kind:
-            plain = column.tolist()
-            same = (type(item.get(name)) is kind for item in items)
+        is_plain = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.str[1:] in _PLAIN
+        if is_plain and len(column) == len(items) and any(type(item.get(name)) in _NUMBERS for item in items):
             out[name] = [
-                value if is_same else column[row] for row, (value, is_same) in enumerate(zip(plain, same, strict=True))
+                plain if type(item.get(name)) in _NUMBERS else own
+                for item, plain, own in zip(items, column.tolist(), column, strict=True)
             ]
     return out
 

@@ -305,6 +305,19 @@ def check_callable(name: str, value: Any) -> None:
     if not callable(value):
         needed = "a function, or a condition such as ps.col('cls') == 3" if name == "filter" else "a function"
         raise PlanError(f"{name} needs {needed}, not {value!r}")
+    calls = (value, value.__call__ if isinstance(value, type) else type(value).__call__)
+    if any(map(inspect.iscoroutinefunction, calls)) or any(map(inspect.isasyncgenfunction, calls)):
+        raise PlanError(f"{name} needs a plain function, and {name_of(value)} is async: call asyncio.run in one")
+
+
+def kind_of(value: Any) -> str:
+    """Return the type of a value for messages.
+
+    >>> kind_of(3), kind_of("a"), kind_of(None)
+    ('an int', 'a str', 'None')
+    """
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0].lower() in 'aeio' else 'a'} {kind}"
 
 
 def takes_parameter(fn: Callable[..., Any], parameter: str) -> bool:
