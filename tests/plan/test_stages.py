@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import UserDict
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StageError
@@ -29,6 +31,7 @@ from penstock.plan import (
     MapTuple,
     Place,
     Rename,
+    Resources,
     Select,
     Slot,
     SplitBy,
@@ -281,6 +284,17 @@ def test_a_flat_map_that_returns_no_samples_is_an_error(result: Any) -> None:
     assert re.search(r"returned (None|a dict|a str): return a list of samples.*flat_map", str(out.lineage.error))
 
 
+def test_outputs_before_a_failure_are_kept_with_retries_too() -> None:
+    def count(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield sample
+        raise ValueError("x")
+
+    for retries in (0, 2):
+        stage = FlatMapFn(count, resources=Resources(retries=retries))
+        out = stage.run(_block(_numbers(1, 2)), Context(0, skip=True))
+        assert (out.items, len(out.lineage.skips)) == (_numbers(1, 2), 2)
+
+
 async def _wait(sample: Any) -> Any:
     return sample
 
@@ -424,6 +438,33 @@ def test_map_tuple_applies_each_function_to_its_element() -> None:
 def test_map_tuple_refuses_items_that_are_too_short(item: Any, shape: str) -> None:
     with pytest.raises(StageError, match=f"map_tuple has 2 functions for {shape}"):
         _run(MapTuple((str, str)), item)
+
+
+def is_test(value: Any) -> bool:
+    return bool(_run(SplitBy("k", 0.5, 0, True), {"k": value}))
+
+
+def test_equal_values_are_on_the_same_side_of_a_split() -> None:
+    for number in range(20):
+        others = [float(number), np.int64(number), np.float32(number), np.array(number), torch.tensor(number)]
+        assert {is_test(other) for other in (number, *others)} == {is_test(str(number).encode())}
+        assert is_test(number / 8) == is_test(np.float32(number / 8))
+        assert {is_test(kind([number, number + 1])) for kind in (list, tuple, np.array, torch.tensor)} == {
+            is_test(f"[{number}, {number + 1}]")
+        }
+    long = np.arange(5000)
+    assert len({is_test(np.where(long == 2500, number, long)) for number in range(20)}) == 2  # the middle counts
+
+
+def test_a_split_by_text_or_integers_stays_as_it_was() -> None:
+    sides = [int(is_test(value)) for value in [*range(8), *"abcdefgh", b"\xff", "\ud800"]]
+    assert sides == [1, 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("value", [object(), {"a", "b"}])
+def test_a_split_by_values_without_a_fixed_text_is_refused(value: Any) -> None:
+    with pytest.raises(DataError, match=r"(an object|a set) has no text"):
+        is_test(value)
 
 
 def test_the_sides_of_a_split_by_a_field_are_disjoint_and_complete() -> None:

@@ -53,7 +53,7 @@ def fold_into(keys: U64, part: int | U64 | I64) -> U64:
 
 def name_hash(name: str) -> int:
     """Return the 64-bit hash of a shard's name; it is the same on every machine and in every process."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def name_hashes(names: Iterable[str]) -> U64:

@@ -154,7 +154,7 @@ class EachStage(Stage):
             columns.append(block.generators(ctx.stage_number))
         retries = self.resources.retries if self.resources else 0
         if retries:
-            call = _retried(self._attempt(call), retries, ctx)
+            call = _retried(call, self._attempt(call), retries, ctx)
         return (call if ctx.watch is None else self._watched(call, block, ctx.watch)), columns
 
     def _watched(self, call: Callable[..., Any], block: Block, watch: Callable[[int], Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ class EachStage(Stage):
         return step
 
     def _attempt(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that is retried when it fails."""
+        """Return the function that is called again when it fails; the last call is one of ``call`` itself."""
         return call
 
 
@@ -210,12 +210,12 @@ def _names_location(exc: PenstockError) -> bool:
     return bool(getattr(exc, "key", None) or getattr(exc, "shard", None))
 
 
-def _retried(call: Callable[..., Any], retries: int, ctx: Context) -> Callable[..., Any]:
+def _retried(call: Callable[..., Any], attempted: Callable[..., Any], retries: int, ctx: Context) -> Callable[..., Any]:
     def attempt(item: Any, *rngs: np.random.Generator) -> Any:
         states = [rng.bit_generator.state for rng in rngs]
         for _ in range(retries):
             try:
-                return call(item, *rngs)
+                return attempted(item, *rngs)
             except _FATAL:
                 raise
             except Exception:  # only the last attempt, below, is reported

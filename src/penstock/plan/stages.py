@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import CoroutineType
@@ -547,5 +547,23 @@ class SplitBy(_FieldStage, Filter):
 
     def _is_selected(self, sample: Any) -> bool:
         value = sample[_find_field(sample, (self.field,), self.name)]
-        text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+        text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(_canonical(value))
         return (name_hash(f"{self.seed}:{text}") < self.share * 2**64) == self.test
+
+
+def _canonical(value: Any) -> Any:
+    """Return a value whose text is the same for equal values and in every process.
+
+    Raises:
+        DataError: The value has no such text.
+    """
+    if hasattr(value, "tolist") and getattr(getattr(value, "dtype", None), "kind", None) not in ("m", "M"):
+        value = value.tolist()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return list(map(_canonical, value))
+    kind: Any = type(value)
+    if isinstance(value, Set) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
+        raise DataError(f"train_test_split: {kind_of(value)} has no text that is the same in every process")
+    return value
