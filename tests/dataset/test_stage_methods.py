@@ -55,7 +55,7 @@ def test_flat_map_concatenates_the_results() -> None:
 def test_select_keeps_fields_with_double_underscores() -> None:
     ds = ps.from_items([{"__key__": "k", "a": 1, "b": 2, "c": 3}])
     assert ds.select("c", "a").first() == {"__key__": "k", "a": 1, "c": 3}
-    assert ds.drop("a", "zzz").first() == {"__key__": "k", "b": 2, "c": 3}
+    assert ds.drop("a").first() == {"__key__": "k", "b": 2, "c": 3}
 
 
 def test_rename_takes_the_first_field_that_exists() -> None:
@@ -125,6 +125,36 @@ def test_the_error_of_a_field_that_no_sample_has_names_the_fields_and_the_neares
     near = "label" if "label" in str(stage(shards)) else "jpg"
     assert re.search(rf"the fields are (cls, )?{near}", str(caught.value))
     assert near == "label" or str(caught.value).partition(" (shard")[0].endswith("did you mean jpg?")
+
+
+@pytest.mark.parametrize("read", [ps.read_files, ps.read_images])
+@pytest.mark.parametrize("stage", [lambda ds: ds.decode(jgp=bytes), lambda ds: ds.drop("jgp")])
+def test_a_field_that_files_do_not_have_is_an_error_before_they_are_read(read: Any, stage: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    for ds in (read(tmp_path), read(tmp_path).union(ps.from_items([{"bytes": 1}]))):
+        with pytest.raises(PlanError, match=r"no field 'jgp'; the fields are (bytes|image), "):
+            stage(ds).take_all()
+
+
+def test_dropping_a_field_that_no_item_has_is_an_error() -> None:
+    with pytest.raises(PlanError, match=r"drop\('txt'\): no field 'txt'; the fields are jpg"):
+        ps.from_items([{"jpg": 1}]).drop("txt").take_all()
+
+
+def test_a_field_of_any_shard_or_item_is_found(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [{"__key__": str(n), "jpg": b"x"} for n in range(2000)]
+    samples[1510]["txt"] = b"words"
+    ps.from_items(samples).write_tar(str(tmp_path / "out"), max_samples=20)
+    for ds in (ps.read_tar(tmp_path / "out"), ps.from_items(samples)):
+        lengths = [sample["txt"] for sample in ds.decode(txt=len, jpg=bytes) if "txt" in sample]
+        assert lengths == [5]
+
+
+def test_a_field_that_some_of_many_remote_shards_may_have_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    samples = [{"__key__": str(n), "jpg": b"x"} for n in range(70)]
+    ps.from_items(samples).write_tar("memory://many", max_samples=1)
+    assert len(ps.read_tar("memory://many").decode(jgp=len, jpg=bytes).take_all()) == 70
+    assert "no field 'jgp'; the fields are jpg: did you mean jpg? (35 remote shards were not searched)" in caplog.text
 
 
 def test_a_field_that_only_some_samples_have_is_no_mistake(tmp_path: Path) -> None:

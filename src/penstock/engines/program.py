@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,9 @@ from penstock.plan import (
     resolved,
 )
 
-_SEARCHED_SHARDS = 64  # in which a field is looked for before a plan that names it is refused
+log = logging.getLogger("penstock")
+
+_SEARCHED_SHARDS = 64  # remote ones in which a field that a stage names is looked for
 DEFAULT_RESOURCES = Resources()  # a stage with these is fused with its neighbours
 
 
@@ -372,9 +375,16 @@ class Program:
         shards = [refs.shard[refs.leaf == leaf] for leaf in range(len(self.readers))]
         first = {leaf: np.flatnonzero(np.bincount(numbers)).tolist() for leaf, numbers in enumerate(shards)}
         if self._field_problem(first):
-            some = {leaf: _spread(len(reader.names)) for leaf, reader in enumerate(self.readers)}
-            if problem := self._field_problem(some):
-                raise PlanError(problem)
+            searched = {leaf: _searched(reader) for leaf, reader in enumerate(self.readers)}
+            if problem := self._field_problem(searched):
+                others = sum(
+                    len(reader.names) - len(searched[leaf])
+                    for leaf, reader in enumerate(self.readers)
+                    if not reader.traits.columnar  # all shards of a table have the same fields
+                )
+                if not others:
+                    raise PlanError(problem)
+                log.warning("%s (%d remote shards were not searched)", problem, others)
         return True
 
     def _field_problem(self, shards: dict[int, list[int]]) -> str | None:
@@ -557,9 +567,10 @@ def _names_in(reader: Reader, shards: list[int]) -> frozenset[str] | None:
     return frozenset(name for shard in names for name in shard) if all(names) else None
 
 
-def _spread(count: int) -> list[int]:
-    """Return the numbers of up to ``_SEARCHED_SHARDS`` of ``count`` shards, evenly spread."""
-    step = -(-count // _SEARCHED_SHARDS) or 1
+def _searched(reader: Reader) -> list[int]:
+    """Return the shards in which a field is looked for: all, or some that are evenly spread if opening them is slow."""
+    count, traits = len(reader.names), reader.traits
+    step = -(-count // _SEARCHED_SHARDS) or 1 if traits.remote or traits.columnar else 1
     return list(range(0, count, step))
 
 

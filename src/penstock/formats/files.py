@@ -53,7 +53,7 @@ class FilesSource(Source):
         return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> FilesReader:
-        return FilesReader(find_files(self.patterns, (), self.storage), _bytes_sample, self.storage)
+        return FilesReader(find_files(self.patterns, (), self.storage), _bytes_sample, self.storage, ("path", "bytes"))
 
     def describe(self) -> str:
         return f"read_files({', '.join(repr(redacted(pattern)) for pattern in self.patterns)})"
@@ -95,7 +95,8 @@ class ImagesSource(Source):
         paths = find_files(self.patterns, IMAGE_SUFFIXES, self.storage)
         folders = sorted({_folder_name(path) for path in paths})
         labels = {name: number for number, name in enumerate(folders)} if self.labels else None
-        return FilesReader(paths, MakeImageSample(_SPECS_BY_MODE[self.mode], labels), self.storage)
+        fields = ("image", "path", "label") if labels else ("image", "path")
+        return FilesReader(paths, MakeImageSample(_SPECS_BY_MODE[self.mode], labels), self.storage, fields)
 
     def describe(self) -> str:
         arguments = [repr(redacted(pattern)) for pattern in self.patterns]
@@ -191,10 +192,13 @@ def _no_files(suffixes: tuple[str, ...], url: str) -> StorageError:
 class FilesReader(Reader):
     """Reads files by index; each folder is a shard. A file is opened only when its sample is read."""
 
-    def __init__(self, paths: list[str], make_sample: MakeSample, storage: Storage | None = None) -> None:
+    def __init__(
+        self, paths: list[str], make_sample: MakeSample, storage: Storage | None = None, fields: tuple[str, ...] = ()
+    ) -> None:
         folders = [os.path.dirname(bare_url(path)) for path in paths]
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
         self._paths, self._make_sample, self._fetcher = paths, make_sample, ObjectFetcher(storage)
+        self._fields = fields
         self._starts = np.array([*starts, len(paths)], np.int64)
         self._folders = sorted({parent for folder in {*folders} for parent in (folder, os.path.dirname(folder))})
         self.names = relative_names([os.path.join(folders[i], "files") for i in starts])
@@ -231,6 +235,9 @@ class FilesReader(Reader):
     def key(self, shard: int, index: int) -> str | None:
         """Return the base name of the file."""
         return os.path.basename(bare_url(self._paths[int(self._starts[shard]) + index]))
+
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return self._fields
 
     def url(self, shard: int) -> str:
         """Return the folder."""

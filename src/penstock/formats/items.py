@@ -29,11 +29,7 @@ class ItemsSource(Source):
         return f"from_items({len(self.items.value)} items)"
 
 
-_FIRST_ITEMS = 1000  # items whose fields are looked at
-
-
-def _has_fields(item: Any) -> bool:
-    return isinstance(item, dict) and all(isinstance(name, str) for name in item)
+_FIRST_ITEMS = 1000  # items whose fields are looked at; those of a list or tuple, which cost little, are all
 
 
 class ItemsReader(Reader):
@@ -64,13 +60,20 @@ class ItemsReader(Reader):
         return str(item["__key__"]) if isinstance(item, dict) and "__key__" in item else str(index)
 
     def fields(self, shard: int) -> tuple[str, ...]:
-        """Return the fields of the first items; empty if one of these is not a sample."""
+        """Return the fields of the items; empty if one of these is not a sample."""
         return self._fields
 
     @cached_property
     def _fields(self) -> tuple[str, ...]:
-        first = [self._items[i] for i in range(min(len(self._items), _FIRST_ITEMS))]
-        return tuple({name: None for item in first for name in item}) if all(map(_has_fields, first)) else ()
+        count = len(self._items) if isinstance(self._items, list | tuple) else _FIRST_ITEMS
+        names: dict[Any, None] = {}
+        for index in range(min(len(self._items), count)):
+            item = self._items[index]
+            if not isinstance(item, dict):
+                return ()
+            if item.keys() - names.keys():
+                names.update(dict.fromkeys(item))
+        return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
     def url(self, shard: int) -> str:
         return "items"

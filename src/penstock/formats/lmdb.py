@@ -311,6 +311,10 @@ class LmdbReader(Reader):
     def key(self, shard: int, index: int) -> str | None:
         return _text(self._shard_keys(shard).at(np.array([index]))[0])
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        known: dict[Any, tuple[str, ...]] = {_value_field: ("value",), parse_datum: ("image", "label")}
+        return next((names for parse, names in known.items() if parse is self._parse), ())
+
     def url(self, shard: int) -> str:
         return self._environments[shard].path
 

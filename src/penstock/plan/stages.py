@@ -364,6 +364,8 @@ class Select(_NameStage):
 class Drop(_NameStage):
     """``drop("json")``: removes these fields."""
 
+    optional_fields = True
+
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
