@@ -108,6 +108,17 @@ def test_limits_split_ranges_and_an_empty_range_leaves_a_gap(kind: str, tmp_path
         assert [int(sample["__key__"]) for sample in read(str(tmp_path / folder))] == [0, 1, 2, 6, 7, 8]
 
 
+@pytest.mark.parametrize("kind", ["tar", "parquet", "json"])
+def test_more_than_ten_files_of_a_range_are_read_in_the_order_of_writing(kind: str, tmp_path: Path) -> None:
+    ds = ps.from_items([{"__key__": f"{n:02d}", "txt": "x" * 500} for n in range(24)])
+    limit = {"max_bytes": 600} if kind == "json" else {"max_samples": 1}
+    names = getattr(ds, f"write_{kind}")(tmp_path / "split", shards=2, **limit).shards
+    assert len(names) == 24
+    read: Any = {"tar": ps.read_tar, "parquet": ps.read_parquet, "json": ps.read_json}[kind]
+    for place in (tmp_path / "split", f"{tmp_path}/split/*.{names[0].rpartition('.')[2]}"):
+        assert [sample["__key__"][-2:] for sample in read(str(place))] == [f"{n:02d}" for n in range(24)]
+
+
 def test_names_follow_a_pattern_and_the_compression(tmp_path: Path) -> None:
     ds = ps.from_items([{"txt": str(n)} for n in range(6)])
     packed = ds.write_tar(tmp_path / "train-%04d.tar", shards=2, compress="gz")

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage import expand, expand_braces, local_path, relative_names, url_patterns, urls
+from penstock.storage import Memory, expand, expand_braces, local_path, relative_names, url_patterns, urls
+from penstock.testing.storages import write
 
 PATTERNS = [
     "train-{0000..0003}.tar", "a{01..3}b", "{3..01}", "{-05..5}", "{0..10..5}", "{10..0..3}", "{0..10..-5}",
@@ -112,6 +113,16 @@ def test_the_files_of_a_folder_are_sorted_by_name(folder: Path) -> None:
 
 def test_the_files_of_a_glob_are_sorted_by_name(folder: Path) -> None:
     assert expand([f"{folder}/*.tar"], (".tar",)) == [f"{folder}/a.tar", f"{folder}/b.tar"]
+
+
+def test_numbers_in_names_are_compared_as_numbers(tmp_path: Path) -> None:
+    names = ["0-of-2-1.tar", "0-of-2-2.tar", "0-of-2-10.tar", "1-of-2-0.tar", "1-of-2-00.tar", "x\u0662.tar"]
+    for name in names:
+        (tmp_path / name).touch()
+        write(Memory(), f"memory://natural/{name}", b"x")
+    for folder in (str(tmp_path), "memory://natural"):
+        for pattern in (folder, f"{folder}/*.tar"):
+            assert [url.rpartition("/")[2] for url in expand([pattern], (".tar",))] == names
 
 
 def test_patterns_keep_their_order(folder: Path) -> None:

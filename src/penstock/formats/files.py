@@ -128,10 +128,16 @@ class MakeImageSample:
         return sample
 
 
-def find_files(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage | None = None) -> list[str]:
+def find_files(
+    patterns: tuple[str, ...],
+    suffixes: tuple[str, ...],
+    storage: Storage | None = None,
+    key: Callable[[str], Any] = str,
+) -> list[str]:
     """List the files that patterns match, sorted by path for each pattern; a folder is listed recursively.
 
     Hidden files in folders are left out. An empty ``suffixes`` matches every file; otherwise a text file lists files.
+    ``key`` returns what paths are sorted by.
 
     Raises:
         StorageError: A folder or glob matches no file, or none of the paths exists.
@@ -142,17 +148,17 @@ def find_files(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: St
             paths += _read_list(pattern, storage)
             continue
         if scheme(pattern) != "file":
-            paths += _list_remote(pattern, suffixes, storage)
+            paths += sorted(_list_remote(pattern, suffixes, storage), key=key)
             continue
         path = local_path(pattern)
         if os.path.isdir(path):
-            below = sorted(os.path.join(root, name) for root, _, names in os.walk(path) for name in names)
+            below = [os.path.join(root, name) for root, _, names in os.walk(path) for name in names]
             matching = [p for p in below if not os.path.basename(p).startswith(".") and _has_suffix(p, suffixes)]
             if not matching:
                 raise _no_files(suffixes, pattern)
-            paths += matching
+            paths += sorted(matching, key=key)
         else:
-            paths += [local_path(name) for name in expand((pattern,), suffixes)]
+            paths += sorted((local_path(name) for name in expand((pattern,), suffixes)), key=key)
     # A single missing file is an error of its sample only.
     if not any(scheme(path) != "file" or os.path.lexists(path) for path in paths):
         raise StorageError("no such file or folder", patterns[0])

@@ -17,6 +17,7 @@ from penstock.storage.protocol import Storage, bare_url, open_storage, redacted,
 STDIN = "-"
 _HOST = re.compile(r"^(?:https?|ftps?|sftp|ssh|smb)://[^/]*/*", re.IGNORECASE)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
+_DIGITS = re.compile(r"([0-9]+)")
 _RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
 _LETTERS = re.compile(r"^(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?$")
 _MAX_NAMES = 1_000_000  # a pattern that expands to more is a typing error
@@ -143,7 +144,10 @@ def local_path(url: str) -> str:
 
 
 def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
-    """Return the files that patterns match, in the order of the patterns; those of a folder or glob are sorted by name.
+    """Return the files that patterns match, in the order of the patterns.
+
+    Those of a folder or glob are sorted by name, in natural order, which is the order in which numbered files are
+    written: ``a-2`` comes before ``a-10``.
 
     A name without a glob is returned even if there is no such file: opening it reports the error.
 
@@ -165,7 +169,7 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | 
                 continue
             path = local_path(name)
             if glob.has_magic(path) and not os.path.exists(path):
-                found = sorted(glob.glob(path, recursive=True))
+                found = sorted(glob.glob(path, recursive=True), key=natural_key)
                 files += [path for path in found if os.path.isfile(path)] or _raise_no_files(name)
             elif may_be_folder and os.path.isdir(path):
                 files += _folder_files(path, suffixes) or _raise_no_files(name)
@@ -179,7 +183,16 @@ def _folder_files(folder: str, suffixes: Sequence[str]) -> list[str]:
     with os.scandir(folder) as entries:  # knows which entries are files without a stat call for each
         visible = [entry for entry in entries if not entry.name.startswith(".")]
         names = [entry.name for entry in visible if entry.name.endswith(endings) and entry.is_file()]
-    return [os.path.join(folder, name) for name in sorted(names)]
+    return [os.path.join(folder, name) for name in sorted(names, key=natural_key)]
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Return the key of a name for sorting: its numbers are compared as numbers.
+
+    >>> sorted(["a-10.tar", "a-2.tar", "a-1.tar"], key=natural_key)
+    ['a-1.tar', 'a-2.tar', 'a-10.tar']
+    """
+    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))], name
 
 
 def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
@@ -190,7 +203,9 @@ def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_
         folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
         matcher = _glob_regex(name)
         urls = (entry.url for entry in storage.list(folder))
-        return [url for url in urls if matcher.fullmatch(url)] or _raise_no_files(redacted(name))
+        return sorted((url for url in urls if matcher.fullmatch(url)), key=natural_key) or _raise_no_files(
+            redacted(name)
+        )
     endings, last = tuple(suffixes), name.rsplit("/", 1)[-1]
     is_file = last.endswith(endings) if endings else "." in last
     if last and (is_file or not may_be_folder):
@@ -198,7 +213,7 @@ def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_
     below = name.rstrip("/") + "/"
     inside = ((entry.url, entry.url.removeprefix(below)) for entry in storage.list(below))
     found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(endings or ("",))]
-    return found or ([name] if last else _raise_no_files(redacted(name)))
+    return sorted(found, key=natural_key) or ([name] if last else _raise_no_files(redacted(name)))
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str]:

@@ -25,6 +25,7 @@ from penstock.plan.values import available_cores
 from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme, without_query
+from penstock.storage.urls import natural_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +95,7 @@ class ParquetSource(Source):
         )
 
     def _list_files(self) -> list[str]:
-        return _visible(find_files(self.patterns, self.suffixes, self.storage), self.patterns)
+        return _visible(find_files(self.patterns, self.suffixes, self.storage, natural_key), self.patterns)
 
     def _opener(self) -> FileOpener:
         return open_parquet

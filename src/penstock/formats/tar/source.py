@@ -30,6 +30,7 @@ from penstock.plan import Fields, Resources, Source, StreamReader, Traits
 from penstock.storage import STDIN, Cache, Storage, local_path, open_storage, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme, without_query
+from penstock.storage.urls import natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class TarSource(Source):
             return (
                 _listed_shards(pattern, self.storage)
                 if manifest is None
-                else [shard_url(pattern, entry.name) for entry in manifest.shards]
+                else [shard_url(pattern, name) for name in sorted((e.name for e in manifest.shards), key=natural_key)]
             )
         return expand_shards((pattern,), self.storage)
 
@@ -121,7 +122,7 @@ def _listed_shards(folder: str, storage: Storage | None) -> list[str]:
     shards = [url for url in urls if url.endswith(TAR_SUFFIXES) and "/" not in url.removeprefix(below)]
     if not shards:
         raise StorageError("there are no tar shards in this folder", redacted(folder))
-    return shards
+    return sorted(shards, key=natural_key)
 
 
 def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manifest | None]) -> I64 | None:
