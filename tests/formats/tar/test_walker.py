@@ -121,6 +121,20 @@ def test_memory_is_bounded_by_one_sample() -> None:
     assert trickle.consumed <= 300_000
 
 
+def test_an_endless_stream_that_is_no_archive_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            return b"y\n" * (size // 2)
+
+    monkeypatch.setattr("penstock.formats.tar.walker._MAX_LEADING", 2 << 20)
+    [(sample, error)] = iter_samples(cast(BinaryIO, Endless()), "-", Only())
+    assert sample is None
+    assert "not a tar archive" in str(error)
+    damaged = b"y" * 512 + archive()[512:]
+    rows = list(iter_samples(cast(BinaryIO, io.BytesIO(damaged)), "-", Only()))
+    assert [row["__key__"] for row, _ in rows if row is not None] == [f"k{n}" for n in range(1, 20)]
+
+
 def test_unwanted_fields_are_dropped() -> None:
     found = [row for row, _ in iter_samples(io.BytesIO(archive()), "-", Only("cls"))]
     assert found == [{"cls": row["cls"]} for row in ROWS]

@@ -44,6 +44,7 @@ SampleRun = tuple[list[str], tuple[str, ...], list[ValueT]]
 
 log = logging.getLogger(__name__)
 MAX_MEMBER = 4 << 30  # bytes, in a stream: its samples are held in memory
+_MAX_LEADING = 64 << 20  # bytes of a stream without any header: it is not an archive, and may be endless
 _CHUNK = 1 << 20  # bytes of a stream read at once: as many as a pipe holds
 _STRIDE = 32 << 20  # bytes of a mapped file that stay mapped behind the reader
 _PLAIN_TYPES = (0x30, 0)  # of ordinary members
@@ -68,6 +69,7 @@ class ArchiveBuffer:
         begin: Where the extension headers or the header of the next member begin.
         exact: Whether each member can be copied with its headers alone, without records for all members.
         problem: Why the stream ends early, if it is damaged.
+        streamed: Whether it is a stream.
         max_member: The size up to which members are kept.
         first_needed: Returns the offset from which on the archive must stay in memory.
         wanted: Returns whether the data of a member will be read, given the member's name.
@@ -78,7 +80,8 @@ class ArchiveBuffer:
         self.offset = self.begin = 0
         self.exact = True
         self.problem: str | None = None
-        self.max_member = sys.maxsize if chunks is None else MAX_MEMBER
+        self.streamed = chunks is not None
+        self.max_member = MAX_MEMBER if self.streamed else sys.maxsize
         self.first_needed: Callable[[], int] = lambda: self.begin
         self.wanted: Callable[[bytes], bool] = lambda name: True
         self._chunks = chunks
@@ -162,9 +165,10 @@ class ArchiveBuffer:
         self.begin = self.offset
         return None if remaining > padded(size) - size else (self.begin, _DROPPED, size, self.begin)
 
-    def resync(self) -> bool:
+    def resync(self, limit: int = sys.maxsize) -> bool:
+        """Go to the next header before the offset ``limit``; return whether there is one."""
         self.take(-self.offset % BLOCK)
-        while True:
+        while self.offset < limit:
             self.begin = self.offset
             block = self.take(BLOCK)
             if len(block) < BLOCK:
@@ -172,6 +176,7 @@ class ArchiveBuffer:
             if checksum_holds(block):
                 self.offset = self.begin
                 return True
+        return False
 
     def read_padding(self) -> int | None:
         """Read up to the most padding allowed and return its size; None if it is not all zeros."""
@@ -268,11 +273,12 @@ class ArchiveWalker(Generic[ValueT]):
                 if item.problem is None:
                     yield from self._runs_or_errors(self._end_losses(extensions))
                     break
+                limit = _MAX_LEADING if buffer.begin == 0 and buffer.streamed else sys.maxsize
                 buffer.mark_consumed()
                 loss = item.problem if item.recoverable else buffer.problem or item.problem
                 yield from self._runs_or_errors(self._lost(LOST_RANGE, loss))
                 extensions.clear()
-                if not item.recoverable or not buffer.resync():
+                if not item.recoverable or not buffer.resync(limit):
                     break
             elif item is not None:
                 name, span, problem = item
