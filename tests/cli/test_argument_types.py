@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from penstock.cli.argument_types import count, positive_count, seconds, size_argument, usage_error
+from penstock.cli.argument_types import count, port_number, positive_count, seconds, size_argument, usage_error
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("12", 12), ("1e6", 1_000_000), ("1_000", 1000), ("3.0", 3)])
@@ -23,6 +23,12 @@ def test_a_positive_count_is_above_zero() -> None:
     assert positive_count("1") == 1
     with pytest.raises(argparse.ArgumentTypeError, match="'0' is not a whole number of at least 1"):
         positive_count("0")
+
+
+def test_a_port_has_sixteen_bits() -> None:
+    assert (port_number("0"), port_number("65535")) == (0, 65535)
+    with pytest.raises(argparse.ArgumentTypeError, match="'99999' is not a port: give a number from 0 to 65535"):
+        port_number("99999")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,24 @@ def test_the_module_runs_as_the_command() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("cat - <&-", "standard input is closed"),
+        ("info {shard} >&-", "standard output is closed"),
+        ("info {shard} >/dev/full", "No space left on device"),
+        ("info {shard}.not 2>&-", ""),
+    ],
+)
+def test_a_closed_standard_stream_is_one_line_and_exit_1(command: str, problem: str, tmp_path: Path) -> None:
+    with penstock.TarWriter(tmp_path / "in.tar") as writer:
+        writer.write({"__key__": "a", "cls": b"1"})
+    words = command.format(shard=tmp_path / "in.tar")
+    done = subprocess.run(f"{sys.executable} -m penstock {words}", shell=True, capture_output=True, text=True)
+    assert done.stderr == (f"penstock: {problem}\n" if problem else "")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["pak", "a"], "there is no command 'pak': did you mean `penstock pack`?"),

@@ -24,6 +24,9 @@ def make():
     return ds
 
 other = 7
+
+def of(size):
+    return ds
 """
 
 
@@ -55,6 +58,10 @@ def test_a_program_is_served_until_sigterm(tmp_path: Path, warm_python: str) -> 
     ("words", "problem"),
     [
         (["program.py:other"], "is a int, not a dataset"),
+        (
+            ["program.py:of"],
+            "program.py:of cannot be called without arguments to get a dataset: missing a required arg",
+        ),
         (["program.py:none"], "has no 'none'"),
         (["program.py"], "write MODULE:NAME"),
         (["program.py:ds", "--listen", "0.0.0.0:0"], "must show a token"),

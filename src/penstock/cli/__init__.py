@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -180,19 +181,21 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 def _run(name: str, args: argparse.Namespace) -> int:
     """Run a command and return its exit code; an error that the user can act on is printed in one line."""
+    closed = _replace_closed_streams()
     try:
         with _unwind_on_signals():
             code = module_of(name).run(args)
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except PenstockError as exc:
-        sys.stderr.write(f"penstock: {in_command_words(str(exc), parser_of(name)._option_string_actions)}\n")
+        problem = in_command_words(str(exc), parser_of(name)._option_string_actions)
+        sys.stderr.write(f"penstock: {_closed_problem(exc.__cause__, closed) or problem}\n")
         return 1
     except OSError as exc:
         path = f" ({exc.filename})" if exc.filename else ""
-        sys.stderr.write(f"penstock: {exc.strerror or exc}{path}\n")
+        sys.stderr.write(f"penstock: {_closed_problem(exc, closed) or f'{exc.strerror or exc}{path}'}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
@@ -203,7 +206,38 @@ def _run(name: str, args: argparse.Namespace) -> int:
     except _Terminated:
         sys.stderr.write("penstock: terminated\n")
         return 143
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # has been reported, and would be again at the exit
+            _discard_output()
     return code
+
+
+def _closed_problem(exc: BaseException | None, closed: str) -> str | None:
+    """Return what is wrong if an error comes from a standard stream that was closed before the command started."""
+    return f"{closed} is closed" if closed and isinstance(exc, OSError) and exc.errno == errno.EBADF else None
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _replace_closed_streams() -> str:
+    """Open standard streams that are closed, so that no other file takes their place; return their names.
+
+    Reading and writing them then fails, except that messages to standard error are dropped.
+    """
+    names = []
+    for fd, (stream, flags) in enumerate((("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY))):
+        if getattr(sys, stream) is None:
+            null = os.open(os.devnull, flags)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            setattr(sys, stream, open(fd, "r" if stream == "stdin" else "w", closefd=False))  # noqa: SIM115
+            names.append(("standard input", "standard output", "standard error")[fd])
+    return " and ".join(names)
 
 
 class _Terminated(BaseException):

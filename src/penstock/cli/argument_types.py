@@ -28,6 +28,17 @@ def positive_count(text: str) -> int:
     return _whole_number(text, minimum=1)
 
 
+def port_number(text: str) -> int:
+    """Parse the number of a port; 0 stands for any that is free.
+
+    Raises:
+        ArgumentTypeError: The text is not such a number.
+    """
+    if (number := _whole_number(text, minimum=0)) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+    return number
+
+
 def _whole_number(text: str, minimum: int) -> int:
     try:
         number = float(text.replace("_", ""))

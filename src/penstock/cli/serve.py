@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import signal
 import sys
@@ -74,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
     token = None if args.token_file is None else read_token(args.token_file)
     dataset = load_attribute(args.dataset)
     if not isinstance(dataset, Dataset) and callable(dataset):
+        try:
+            inspect.signature(dataset).bind()
+        except TypeError as exc:
+            raise PlanError(f"{args.dataset} cannot be called without arguments to get a dataset: {exc}") from None
         dataset = dataset()
     if not isinstance(dataset, Dataset):
         raise PlanError(f"{args.dataset} is a {type(dataset).__name__}, not a dataset or a function that returns one")

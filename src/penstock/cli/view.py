@@ -6,7 +6,7 @@ import argparse
 import sys
 import webbrowser
 
-from penstock.cli.argument_types import count, usage_error
+from penstock.cli.argument_types import port_number, usage_error
 from penstock.errors import MissingExtra
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ledger", metavar="FOLDER", help="the folder of a loader's ledger: what was in each step")
     parser.add_argument("--run", metavar="FOLDER", help="the folder of on(monitor=...): a run, live or over")
-    parser.add_argument("--port", type=count, default=0, help="the port on 127.0.0.1 (0: any that is free)")
+    parser.add_argument("--port", type=port_number, default=0, help="the port on 127.0.0.1 (0: any that is free)")
     parser.add_argument("--no-browser", action="store_true", help="print the address, and do not open a browser")
     parser.epilog = (
         "The page is reached from this machine only, by the address that is printed; it holds a token.\n\nexamples:\n"
