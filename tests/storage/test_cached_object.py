@@ -22,7 +22,7 @@ from penstock.storage import NotFound, Storage
 from penstock.storage.cache import Cache, CachedStorage
 from penstock.storage.cache_folder import COMPLETE_SUFFIX, CacheFolder
 from penstock.storage.cached_object import CHUNK_BYTES as CHUNK
-from penstock.storage.cached_object import CHUNKS_PER_REQUEST, CachedObject
+from penstock.storage.cached_object import CHUNKS_PER_REQUEST, CachedObject, _Copy, chunk_count
 from tests.storage.conftest import (
     CONTENT,
     URL,
@@ -244,7 +244,7 @@ def test_concurrent_readers_create_one_file(
     assert len(created) == 1
 
 
-def test_the_flag_of_a_chunk_is_set_after_the_flush(
+def test_the_flag_of_a_chunk_is_set_after_the_flush_of_its_data_and_checksum(
     remote: RemoteFolder, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operations: list[str] = []
@@ -253,13 +253,14 @@ def test_the_flag_of_a_chunk_is_set_after_the_flush(
     pwrite = os.pwrite
 
     def recorded_pwrite(fd: int, data: memoryview, offset: int) -> int:
-        operations.append("data" if offset < len(CONTENT) else "flag")
+        checksums = len(CONTENT) + 16 + chunk_count(len(CONTENT))
+        operations.append("data" if offset < len(CONTENT) else "flag" if offset < checksums else "checksum")
         return pwrite(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", recorded_pwrite)
     monkeypatch.setattr("penstock.storage.cached_object._flush", lambda fd: operations.append("flush"))
     cached.read(URL, CHUNK, CHUNK + 1)
-    assert operations == ["data", "flush", "flag"]
+    assert operations == ["data", "checksum", "flush", "flag"]
 
 
 def test_a_chunk_without_its_flag_is_fetched_again(
@@ -293,6 +294,94 @@ def test_a_truncated_file_is_fetched_again(remote: RemoteFolder, cache_dir: Path
     assert cached.local_path(URL) is None
     assert b"".join(cached.stream(URL)) == CONTENT
     assert Path(cached.local_path(URL) or "").read_bytes() == CONTENT
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    """Damage a file as a failing disk does: its size and times stay."""
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("read", ["path", "range", "stream"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_damaged_copy_is_fetched_anew_by_the_next_process(
+    remote: RemoteFolder, cache_dir: Path, whole: bool, read: str
+) -> None:
+    cached = Cache(cache_dir).wrap(remote)
+    cached.read(URL, 0, len(CONTENT) if whole else 2 * CHUNK)
+    (copy,) = cache_dir.glob("*.penstock*")
+    flip_bit(copy, CHUNK + 5)
+
+    def use() -> None:
+        if read == "range":
+            assert cached.read(URL, CHUNK, CHUNK + 10) == CONTENT[CHUNK : CHUNK + 10]
+        elif read == "stream":
+            assert b"".join(cached.stream(URL)) == CONTENT
+        else:
+            assert cached.local_path(URL) is None
+            b"".join(cached.stream(URL))
+            path = cached.local_path(URL)
+            assert path is not None
+            assert Path(path).read_bytes() == CONTENT
+
+    assert exit_status(start_forked(use)) == 0
+    assert remote.fetch_counts()[1] == 2
+
+
+def test_a_damaged_copy_in_a_folder_that_cannot_be_written_is_read_around(
+    remote: RemoteFolder, cache_dir: Path
+) -> None:
+    cached = Cache(cache_dir).wrap(remote)
+    cached.read(URL, 0, len(CONTENT))
+    (copy,) = cache_dir.glob("*.penstock")
+    flip_bit(copy, 5)
+
+    def use() -> None:
+        cached._folder().writable = False
+        assert cached.local_path(URL) is None
+        assert cached.read(URL, 0, len(CONTENT)) == CONTENT
+
+    assert exit_status(start_forked(use)) == 0
+
+
+def test_a_process_checks_a_copy_once(remote: RemoteFolder, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = Cache(cache_dir).wrap(remote)
+    b"".join(cached.stream(URL))
+
+    def use() -> None:
+        checked: list[int] = []
+        compute = _Copy.compute_checksum
+
+        def record(copy: _Copy, chunk: int) -> int:
+            checked.append(chunk)
+            return compute(copy, chunk)
+
+        monkeypatch.setattr(_Copy, "compute_checksum", record)
+        for _ in range(2):
+            assert cached.local_path(URL) is not None
+            assert cached.read(URL, 0, CHUNK) == CONTENT[:CHUNK]
+        assert checked == [*range(chunk_count(len(CONTENT)))]
+
+    assert exit_status(start_forked(use)) == 0
+
+
+def test_a_file_system_without_nanoseconds_keeps_copies_without_checksum(
+    remote: RemoteFolder, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda fd, ns: utime(fd, ns=(ns[0], ns[1] // 10**9 * 10**9)))
+    cached = Cache(cache_dir).wrap(remote)
+    b"".join(cached.stream(URL))
+    (copy,) = cache_dir.glob("*.penstock")
+    assert copy.stat().st_mtime_ns == 10**18
+
+    def use() -> None:
+        assert cached.local_path(URL) == str(copy)
+
+    assert exit_status(start_forked(use)) == 0
 
 
 def test_completing_a_copy_does_not_rename_a_newer_partial_file(

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-try:
-    from isal.isal_zlib import crc32 as crc32  # ten times as fast as zlib's
-except ImportError:
-    from zlib import crc32 as crc32
+from penstock.storage.crc import crc32 as crc32
 
 U32 = npt.NDArray[np.uint32]
 

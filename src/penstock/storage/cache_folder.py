@@ -20,7 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.errors import StorageError
 from penstock.storage.cache_policy import Stored, choose_evictions, spare_bytes, working_bytes
@@ -38,7 +38,7 @@ _EVICT_LOCK = 1 << 62  # after all regions: held while objects are evicted
 _POLL_S = 0.01  # between attempts to take a lock of another process: short compared with fetching a chunk
 _MAX_PINNED = 32  # paths that count as in use after they were returned: as many shards as a reader keeps open
 _PAUSE_S = 60.0  # before the next attempt to write to a full disk
-_OVERHEAD_BYTES = 12 << 10  # of the blocks that a file system adds to an allocation, and of the flags
+_OVERHEAD_BYTES = 16 << 10  # of the blocks that a file system adds to an allocation, and of flags and checksums
 URL_DIGITS = 16  # the first digits of a key, which are the same for all contents of a URL
 _LOCKED_ERRNOS = (errno.EACCES, errno.EAGAIN)
 
@@ -55,6 +55,21 @@ class _CacheEntry:
     key: str
     nbytes: int
     used_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChunks:
+    """Which chunks of a copy a process has fetched, or found as they were fetched.
+
+    Attributes:
+        inode: The file.
+        flags: A byte for each chunk, set if so.
+        lock: Held while chunks are checked, so that it is not done twice.
+    """
+
+    inode: int
+    flags: bytearray
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def cache_folder(folder: str) -> CacheFolder:
@@ -81,6 +96,7 @@ class CacheFolder:
         self._pinned: OrderedDict[str, None] = OrderedDict()  # least recently pinned first
         self._exclusive: set[int] = set()  # offsets that this process has locked exclusively
         self._space_lock = threading.Lock()
+        self._checked: dict[str, CheckedChunks] = {}
         self.plans = PlannedUses(folder)
         self._paused_until = float("-inf")
         self._warned = False
@@ -104,6 +120,14 @@ class CacheFolder:
             _log.warning(
                 "the cache in %s cannot be written: %s; continuing without adding to it", self.folder, error.strerror
             )
+
+    def checked(self, key: str, inode: int, chunks: int) -> CheckedChunks:
+        """Return which of the chunks of a copy this process has checked."""
+        with self._changed:
+            known = self._checked.get(key)
+            if known is None or known.inode != inode:
+                known = self._checked[key] = CheckedChunks(inode, bytearray(chunks))
+            return known
 
     @contextmanager
     def using(self, key: str) -> Iterator[None]:
@@ -182,6 +206,7 @@ class CacheFolder:
                 return False
             finally:
                 self._unlock(_region(key), _REGION_BYTES)
+            self._checked.pop(key, None)
         return True
 
     def reserve_space(self, key: str, nbytes: int, max_bytes: int | None, allocate: Callable[[], None]) -> bool:

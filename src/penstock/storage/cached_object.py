@@ -1,30 +1,44 @@
-"""The cached copy of one object: a sparse file, followed by one flag byte for every chunk of 1 MiB.
+"""The cached copy of one object: a sparse file, followed by a flag byte and a CRC-32 for every chunk of 1 MiB.
 
 The flag of a chunk is set after the chunk was flushed to disk, so a crash never leaves a flag without its data. When
-all flags are set, they are cut off and the file gets its final name: it is then the object, and may be mapped.
+all flags are set, they are cut off and the file gets its final name: it is then the object, and may be mapped. The
+nanoseconds of its modification time are a checksum of all checksums. A process checks what it did not fetch itself at
+the first use: chunks of an incomplete copy that it reads, or a complete copy as a whole.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 
-from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, URL_DIGITS, CacheFolder
-from penstock.storage.protocol import Info, Storage, changed_error
+from penstock.storage.cache_folder import (
+    COMPLETE_SUFFIX,
+    NEW_SUFFIX,
+    PARTIAL_SUFFIX,
+    URL_DIGITS,
+    CacheFolder,
+    CheckedChunks,
+)
+from penstock.storage.crc import crc32
+from penstock.storage.protocol import Info, Storage, changed_error, redacted
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_PER_REQUEST = 8  # large enough to make up for the latency, small enough for several processes to share the work
-_MAGIC = b"penstock cache 1"
+_MAGIC = b"penstock cache 2"
 _PRESENT = b"\x01"
-_COMPLETE_TIME_NS = 10**18  # the modification time of every complete copy: writing to one changes it
+_COMPLETE_TIME_NS = 10**18  # of a complete copy's modification time, plus its checksum: writing to it changes both
+_CHECKSUMS = 1 << 32  # how many checksums there are; 0 if the file system does not store nanoseconds
 _USE_TIME_S = 10  # how stale the time of last use may be: eviction compares hours
 _NO_FALLOCATE = (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP)
 _flush = getattr(os, "fdatasync", os.fsync)
+_log = logging.getLogger("penstock.storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,7 @@ class _Copy:
     Attributes:
         fd: Its descriptor.
         size: The size of the object.
-        partial: Whether the magic and the flags follow the object's bytes; a complete copy has neither.
+        partial: Whether the magic, the flags and the checksums follow the object's bytes; a complete copy has neither.
     """
 
     fd: int
@@ -45,8 +59,8 @@ class _Copy:
     def is_valid(self) -> bool:
         stat = os.fstat(self.fd)
         if not self.partial:
-            return stat.st_size == self.size and stat.st_mtime_ns == _COMPLETE_TIME_NS
-        length = self.size + len(_MAGIC) + chunk_count(self.size)
+            return stat.st_size == self.size and 0 <= stat.st_mtime_ns - _COMPLETE_TIME_NS < _CHECKSUMS
+        length = self.size + _trailer_bytes(self.size)
         return stat.st_size == length and os.pread(self.fd, len(_MAGIC), self.size) == _MAGIC
 
     def missing(self, first: int, last: int) -> list[int] | None:
@@ -67,6 +81,32 @@ class _Copy:
             start, into = start + read_size, into[read_size:]
         return True
 
+    def checksums(self, first: int, last: int) -> array[int] | None:
+        """Return the checksums of chunks as they were fetched; ``None`` if another process has completed the file."""
+        start = self.size + len(_MAGIC) + chunk_count(self.size)
+        data = os.pread(self.fd, 4 * (last - first), start + 4 * first)
+        return array("I", data) if len(data) == 4 * (last - first) else None
+
+    def compute_checksum(self, chunk: int) -> int:
+        """Return the checksum of a chunk as it is now."""
+        start = chunk * CHUNK_BYTES
+        return crc32(os.pread(self.fd, min(CHUNK_BYTES, self.size - start), start))
+
+    def damaged(self, chunks: Sequence[int]) -> list[int] | None:
+        """Return which chunks changed since they were fetched; all of a complete copy count if any has changed.
+
+        ``None``: another process has just completed the file.
+        """
+        if self.partial:
+            wanted = self.checksums(0, chunk_count(self.size))
+            if wanted is None:
+                return None
+            return [chunk for chunk in chunks if self.compute_checksum(chunk) != wanted[chunk]]
+        every = range(chunk_count(self.size))
+        checksum = os.fstat(self.fd).st_mtime_ns - _COMPLETE_TIME_NS
+        fine = not checksum or crc32(array("I", map(self.compute_checksum, every)).tobytes()) == checksum
+        return [] if fine else list(chunks)
+
     def allocate(self, start: int, nbytes: int) -> None:
         """Allocate blocks for a hole, on file systems that can do so without writing them."""
         if hasattr(os, "posix_fallocate"):
@@ -83,9 +123,20 @@ class _Copy:
             start, rest = start + written, rest[written:]
 
     def mark_present(self, first: int, count: int) -> None:
-        """Flush the file, and then set the flags of chunks."""
+        """Add the checksums of chunks, flush the file, and then set their flags."""
+        flags = self.size + len(_MAGIC)
+        checksums = array("I", map(self.compute_checksum, range(first, first + count)))
+        self.write(flags + chunk_count(self.size) + 4 * first, checksums.tobytes())
         _flush(self.fd)
-        self.write(self.size + len(_MAGIC) + first, _PRESENT * count)
+        self.write(flags + first, _PRESENT * count)
+
+    def set_complete_time(self, checksums: array[int]) -> None:
+        """Set the modification time to that of a complete copy with these checksums."""
+        now = time.time_ns()
+        for checksum in (crc32(checksums.tobytes()), 0):
+            os.utime(self.fd, ns=(now, _COMPLETE_TIME_NS + checksum))
+            if os.fstat(self.fd).st_mtime_ns == _COMPLETE_TIME_NS + checksum:
+                return
 
     def update_use_time(self) -> None:
         """Set the access time to now. The modification time stays, because it identifies the content."""
@@ -146,10 +197,12 @@ class CachedObject:
         """Fill a buffer from the chunks that are in the cache and, without keeping them, from the storage."""
         with self.folder.using(self.key), self._opened(create=False) as copy:
             first, last = start // CHUNK_BYTES, chunk_count(stop)
-            missing = set(range(first, last)) if copy is None else copy.missing(first, last)
-            if missing is None:
+            missing = range(first, last) if copy is None else copy.missing(first, last)
+            present = sorted({*range(first, last)}.difference(missing or ()))
+            damaged = [] if copy is None or missing is None else self._damaged(copy, present)
+            if missing is None or damaged is None:
                 return False
-            for is_missing, chunks in groupby(range(first, last), set(missing).__contains__):
+            for is_missing, chunks in groupby(range(first, last), {*missing, *damaged}.__contains__):
                 numbers = list(chunks)
                 low, high = max(start, numbers[0] * CHUNK_BYTES), min(stop, (numbers[-1] + 1) * CHUNK_BYTES)
                 part = into[low - start : high - start]
@@ -173,8 +226,13 @@ class CachedObject:
         with self.folder.using(self.key):
             for _ in range(2):
                 with self._opened(create=False) as copy:
-                    missing = copy.missing(0, chunk_count(self.size)) if copy is not None else None
-                    if copy is not None and missing == [] and (not copy.partial or self._complete(copy)):
+                    every = range(chunk_count(self.size))
+                    missing = copy.missing(0, len(every)) if copy is not None else None
+                    damaged = self._damaged(copy, every) if copy is not None and missing == [] else None
+                    if copy is not None and damaged:
+                        self._discard(copy)
+                        return None
+                    if copy is not None and damaged == [] and (not copy.partial or self._complete(copy)):
                         self.folder.pin(self.key)
                         return self.folder.path(self.key, COMPLETE_SUFFIX)
                 if missing or not self.folder.writable:
@@ -190,12 +248,47 @@ class CachedObject:
             while True:
                 with self._opened(create=True) as copy:
                     missing = copy.missing(first, last) if copy is not None else []
-                    if copy is None or missing == []:
+                    damaged = self._damaged(copy, range(first, last)) if copy is not None and missing == [] else []
+                    if copy is None or (missing == [] and damaged == []):
                         yield copy
                         return
-                    if missing is not None and not self._fetch_some(copy, missing):
+                    if (missing and not self._fetch_some(copy, missing)) or (damaged and not self._discard(copy)):
                         yield None
                         return
+
+    def _damaged(self, copy: _Copy, chunks: Sequence[int]) -> list[int] | None:
+        """Return which chunks are not as they were fetched, as ``_Copy.damaged``; chunks are read once in a process."""
+        checked = self._checked(copy)
+        if all(checked.flags[chunk] for chunk in chunks):
+            return []
+        with checked.lock:
+            wanted = chunks if copy.partial else range(chunk_count(self.size))
+            unchecked = [chunk for chunk in wanted if not checked.flags[chunk]]
+            damaged = copy.damaged(unchecked) if unchecked else []
+            if damaged is not None:
+                for chunk in set(unchecked).difference(damaged):
+                    checked.flags[chunk] = True
+        return damaged
+
+    def _checked(self, copy: _Copy) -> CheckedChunks:
+        return self.folder.checked(self.key, os.fstat(copy.fd).st_ino, chunk_count(self.size))
+
+    def _discard(self, copy: _Copy) -> bool:
+        """Remove a damaged copy, so that the object is fetched anew. Return whether it could be removed."""
+        if not self.folder.writable:
+            return False
+        _log.warning("%s: its copy in %s is damaged; fetching it anew", redacted(self.url), self.folder.folder)
+        with self.folder.creating(self.key):
+            for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX):
+                path = self.folder.path(self.key, suffix)
+                try:
+                    if os.path.samestat(os.lstat(path), os.fstat(copy.fd)):
+                        os.unlink(path)
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    return False
+        return True
 
     @contextmanager
     def _opened(self, create: bool) -> Iterator[_Copy | None]:
@@ -247,7 +340,7 @@ class CachedObject:
                 os.unlink(old)
         copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), self.size, True)
         try:
-            os.ftruncate(copy.fd, self.size + len(_MAGIC) + chunk_count(self.size))
+            os.ftruncate(copy.fd, self.size + _trailer_bytes(self.size))
             copy.write(self.size, _MAGIC)
             os.rename(path, self.folder.path(self.key, PARTIAL_SUFFIX))
         except OSError:
@@ -287,6 +380,7 @@ class CachedObject:
             start += len(piece)
         try:
             copy.mark_present(chunks[0], len(chunks))
+            self._checked(copy).flags[chunks[0] : chunks[-1] + 1] = _PRESENT * len(chunks)
             if copy.missing(0, chunk_count(self.size)) == []:
                 self._complete(copy)
         except OSError as error:
@@ -319,7 +413,7 @@ class CachedObject:
             raise changed_error(self.url)
 
     def _complete(self, copy: _Copy) -> bool:
-        """Cut off the flags, and give the file its final name. Return whether the complete file exists."""
+        """Cut off flags and checksums, and give the file its final name. Return whether the complete file exists."""
         partial, complete = self.folder.path(self.key, PARTIAL_SUFFIX), self.folder.path(self.key, COMPLETE_SUFFIX)
         if not self.folder.writable:
             return False
@@ -327,13 +421,21 @@ class CachedObject:
             try:
                 if not os.path.samestat(os.lstat(partial), os.fstat(copy.fd)):
                     return False
+                checksums = copy.checksums(0, chunk_count(self.size))
+                if checksums is None:  # the process that was completing it was killed: the next use starts anew
+                    return False
                 os.ftruncate(copy.fd, self.size)
-                os.utime(copy.fd, ns=(time.time_ns(), _COMPLETE_TIME_NS))
+                copy.set_complete_time(checksums)
                 with self.folder.measuring():  # else a process that measures the folder could see neither name
                     os.rename(partial, complete)
             except FileNotFoundError:
                 return os.path.exists(complete) and not os.path.islink(complete)
         return True
+
+
+def _trailer_bytes(size: int) -> int:
+    """Return how many bytes follow an object of this size in a partial copy."""
+    return len(_MAGIC) + 5 * chunk_count(size)
 
 
 def chunk_count(size: int) -> int:
