@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import io
 import secrets
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +65,35 @@ def test_an_object_does_not_appear_after_an_error_nor_if_its_file_is_dropped(url
     written(url).write(b"abc")
     with pytest.raises(StorageError):
         ObjectReader(url).read()
+
+
+def test_an_object_that_is_needed_later_is_asked_for_when_the_first_bytes_of_the_other_are_there(
+    tmp_path: Path,
+) -> None:
+    answered, too_early = threading.Event(), []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(tmp_path))
+
+        def do_GET(self) -> None:
+            if self.path == "/b" and not answered.is_set():
+                too_early.append(self.path)
+            super().do_GET()
+            if self.path == "/a":
+                answered.set()
+
+        def log_message(self, *args: Any) -> None: ...
+
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        first, second = (ObjectReader(f"http://127.0.0.1:{server.server_port}/{name}") for name in ("a", "b"))
+        first.fetch()
+        second.fetch(after=first)
+        assert [second.read(), first.read()] == [b"b", b"a"]
+        first.close()
+        second.close()
+        server.shutdown()
+    assert not too_early

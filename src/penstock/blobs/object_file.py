@@ -14,7 +14,7 @@ from penstock.storage.protocol import per_process
 
 
 class ObjectReader(io.BufferedIOBase):
-    """An object that is fetched over several connections, from the moment on at which this file is opened.
+    """An object that is fetched over several connections, from the first read on or from :meth:`fetch` on.
 
     All files of a process share one memory budget, in the order in which they were opened.
     """
@@ -24,17 +24,27 @@ class ObjectReader(io.BufferedIOBase):
         self._fetched = _fetched(open_storage(url), url, fetcher, fetcher.next_priority())
         self._chunk, self._at = b"", 0
         self._error: Exception | None = None
-        self._opening = threading.Thread(target=self._open, name="penstock open", daemon=True)
+        self._opening: threading.Thread | None = None
+
+    def fetch(self, after: ObjectReader | None = None) -> None:
+        """Start to fetch in the background: when the first bytes of ``after``, which is needed first, have arrived."""
+        before = None if after is None else after._opening
+        self._opening = threading.Thread(target=self._open, args=(before,), name="penstock open", daemon=True)
         self._opening.start()
 
-    def _open(self) -> None:
+    def _open(self, before: threading.Thread | None) -> None:
         try:
+            if before is not None:
+                before.join()
             self._chunk = next(self._fetched, b"")
         except Exception as exc:  # raised to the reader
             self._error = exc
 
     def _has_more(self) -> bool:
         """Wait for bytes that were not read; return False at the end."""
+        if self._opening is None:
+            self.fetch()
+        assert self._opening is not None
         self._opening.join()
         if self._error is not None:
             raise self._error
@@ -76,7 +86,8 @@ class ObjectReader(io.BufferedIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._opening.join()
+            if self._opening is not None:
+                self._opening.join()
             self._fetched.close()
         super().close()
 

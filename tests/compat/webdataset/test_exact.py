@@ -29,6 +29,10 @@ def fails_on_four(sample: tuple[Any, ...]) -> Any:
     return (int(sample[0].sum()), sample[1])
 
 
+def fails_on_dict(sample: dict[str, Any]) -> Any:
+    return fails_on_four((np.zeros(1), sample["cls"])) and sample
+
+
 def test_the_dataset_has_the_samples_of_the_pipeline(url: str) -> None:
     raw = wds.WebDataset(url, shardshuffle=False)
     pipelines = [
@@ -38,6 +42,12 @@ def test_the_dataset_has_the_samples_of_the_pipeline(url: str) -> None:
         raw.to_tuple("cls", "txt").map_tuple(int, None).batched(5, partial=False),
         raw.to_tuple("cls").batched(5).unbatched().slice(3, 9),
         raw.to_tuple("__key__").listed(7),
+        raw.to_tuple("cls").slice(3, None),
+        raw.to_tuple("cls").slice(None),
+        raw.to_tuple("cls").slice(2, 12, 1).slice(4),
+        raw.shuffle(1).to_tuple("cls").compose(wds.shuffle(0), wds.detshuffle(1)),
+        wds.WebDataset(url, shardshuffle=1).to_tuple("txt"),
+        raw.decode().compose(wds.map(fails_on_dict, wds.ignore_and_continue)).to_tuple("cls"),
         wds.DataPipeline(wds.SimpleShardList(url), wds.split_by_worker, wds.tarfile_to_samples(), wds.to_tuple("cls")),
     ]
     for pipeline in pipelines:
@@ -79,9 +89,28 @@ class OwnIteration(wds.DataPipeline):  # type: ignore[misc]
         return iter([])
 
 
+def shards_then(*stages: Any) -> Any:
+    """Return what makes a pipeline of the same shards with other stages."""
+    return lambda ds: wds.DataPipeline(wds.SimpleShardList(ds.pipeline[0].urls), *stages)
+
+
+grouped = wds.pipelinefilter(wds.tariterators.group_by_keys)
+expanded = wds.pipelinefilter(wds.tariterators.tar_file_expander)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        (shards_then(), "reads shards"),
+        (shards_then(wds.batched(2)), "reads shards"),
+        (shards_then(wds.cache.StreamingOpen(), expanded()), "reads shards"),
+        (shards_then(expanded(), grouped()), "reads shards"),
+        (shards_then(wds.slice(1), wds.tarfile_to_samples()), "'islice' .* a stage of shards"),
+        (shards_then(wds.select(bool), wds.tarfile_to_samples()), "'select' .* a stage of shards"),
+        (shards_then(wds.tarfile_to_samples(wds.ignore_and_continue)), "leave out handler=ignore_and_continue"),
+        (shards_then(wds.tarfile_to_samples(wds.reraise_exception, len)), "leave out select_files=len"),
+        (shards_then(wds.cache.StreamingOpen(), expanded(), grouped(suffixes={"cls"})), r"suffixes=\{'cls'\}"),
+        (lambda ds: wds.WebDataset(ds.pipeline[0].urls, handler=wds.warn_and_continue), r"\.on_error\('skip'\)"),
         (lambda ds: ds.compose(whole_stream), "'whole_stream'"),
         (lambda ds: ds.compose(wds.filters.Cached()), "'Cached'"),
         (lambda ds: ds.with_epoch(10), r"with_epoch\(10\)"),

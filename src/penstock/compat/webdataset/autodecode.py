@@ -39,7 +39,6 @@ def torch_loads(data: bytes) -> Any:
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """Load a pickled object; ``ValueError`` if pickle is not trusted."""
     enforced = "Unpickling is not allowed for security reasons when enforce_security is set."
     utils.require_trust("pickle", "the field holds a pickle, which can run code and is refused", enforced)
     return pickle.loads(data)
@@ -126,7 +125,6 @@ class Continue(NamedTuple):
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Decompress ``.gz`` fields for the next handlers."""
     return Continue(key[:-3], decompress(data, _LIMITS)) if key.endswith(".gz") else None
 
 
@@ -154,7 +152,6 @@ class Decoder:
         self.partial = partial
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decode one field; it stays as it is if no handler returns a value."""
         key = "." + key
         for handler in self.handlers:
             result = handler(key, data)

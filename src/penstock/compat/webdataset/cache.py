@@ -19,7 +19,6 @@ _NAMED_BY_PATH = ("", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais")
 
 
 def check_tar_format(fname: str) -> bool:
-    """Return whether a file is a tar archive, or compressed."""
     with open(fname, "rb") as file:
         head = file.read(512)
     return head[257:262] == b"ustar" or detect(head) is not None
@@ -64,8 +63,6 @@ class LRUCleanup:
 
 
 class StreamingOpen:
-    """A stage that opens shards as streams."""
-
     def __init__(self, verbose: bool = False, handler: Handler = reraise_exception) -> None:
         self.verbose, self.handler = verbose, handler
 

@@ -162,7 +162,6 @@ def _old_stages(*, extensions: Any = None, decoder: Any = "rgb", transforms: Any
 
 
 def _transformed(values: Any, transforms: Any) -> tuple[Any, ...]:
-    """Apply the transforms in turn, from the first again where there are fewer than values."""
     return tuple(filters.transform_with(values, [transforms[i % len(transforms)] for i in range(len(values))]))
 
 

@@ -111,6 +111,10 @@ def _map(sample: Any, f: Callable[[Any], Any]) -> Any:
     return result
 
 
+def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> FilterFunction:  # WebDataset's name
+    return FilterFunction(_map, f, handler=handler)
+
+
 def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> FilterFunction:
     """Return the stage that decodes fields by image specs and functions; other arguments are those of ``Decoder``."""
     handlers = [autodecode.ImageHandler(arg) if isinstance(arg, str) else arg for arg in args]
@@ -119,7 +123,6 @@ def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> Filte
 
 @_on_each
 def _associate(sample: Sample, associator: Any) -> Sample:
-    """Add the fields that a dict or a function has for the sample's key."""
     find = associator if callable(associator) else associator.get
     return {**sample, **(find(sample["__key__"]) or {})}
 
@@ -132,7 +135,6 @@ def _map_dict(sample: Sample, /, **kw: Any) -> Sample:
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """Apply a function to each leading value; None leaves a value as it is."""
     pairs = itertools.zip_longest(sample, (transformers or ())[: len(sample)])
     return [value if f is None else f(value) for value, f in pairs]
 
@@ -245,7 +247,6 @@ def _xdecode(sample: Sample, *args: Any, must_decode: bool = True, defaults: Any
 
 
 def combine_values(b: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """Join the values of one field: numbers to an array, tensors and arrays by stacking, all others to a list."""
     first = b[0]
     if isinstance(first, TorchTensor | np.ndarray) and combine_tensors:
         shapes = {tuple(value.shape) for value in b}
@@ -255,7 +256,6 @@ def combine_values(b: list[Any], combine_tensors: bool = True, combine_scalars: 
 
 
 def default_collation_fn(samples: Any, combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """Join samples, tuples or dicts with the same fields, to one of columns."""
     named = isinstance(samples[0], dict)
     keys = [sample.keys() if named else len(sample) for sample in samples]
     assert all(each == keys[0] for each in keys), "keys don't match in different samples"
@@ -304,4 +304,4 @@ shuffle, select, rename, associate = (pipelinefilter(f) for f in (_shuffle, _sel
 map_dict, rsample, to_tuple, map_tuple = (pipelinefilter(f) for f in (_map_dict, _rsample, _to_tuple, _map_tuple))
 batched, unbatched, unlisted, xdecode = (pipelinefilter(f) for f in (_batched, _unbatched, _unlisted, _xdecode))
 extract_keys, rename_keys, slice = (pipelinefilter(f) for f in (_extract_keys, _rename_keys, itertools.islice))
-map, mcached = pipelinefilter(_map), Cached
+mcached = Cached

@@ -36,7 +36,6 @@ class Pipe(io.RawIOBase):
         self.stream: Any = getattr(self.proc, end)
 
     def check_status(self, wait: bool = False) -> None:
-        """Raise ``OSError`` if the command has ended with a status that is not ignored."""
         status = self.proc.wait(self.timeout) if wait else self.proc.poll()
         if status not in self.ignore_status:
             raise OSError(f"{self.args}: exit {status}")
@@ -73,7 +72,6 @@ def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Pipe:
 
 
 def gopen_storage(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> ObjectReader | ObjectWriter:
-    """Open an object of a storage: HTTP, S3, and by fsspec gs, az, hf, sftp and others."""
     return ObjectReader(url) if mode[0] == "r" else ObjectWriter(open_storage(url).put(url))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any, Self
 
 from penstock.compat.webdataset.autodecode import Decoder
 from penstock.compat.webdataset.filters import default_collation_fn
+from penstock.compat.webdataset.handlers import reraise_exception
 from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
 from penstock.compat.webdataset.utils import PipelineStage
 from penstock.dataset import Dataset, read_tar
@@ -25,7 +28,7 @@ _PER_ITEM = (
 )
 _CHANGE_THE_COUNT = ("_map", "_select", "_unbatched", "_unlisted")
 _IGNORED = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
-_READING = ("tarfile_samples", "tar_file_expander", "group_by_keys", "StreamingOpen", "FileCache")
+_READING = re.compile(r"\b(tarfile_samples|(url_opener|StreamingOpen|FileCache) tar_file_expander group_by_keys)\b")
 
 
 class DataPipeline(IterableDataset[Any], PipelineStage):
@@ -45,7 +48,6 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self.pipeline = []
 
     def invoke(self, f: Any, *args: Any, **options: Any) -> Any:
-        """Return the iterator of a stage; ``ValueError`` if it is none."""
         is_source = isinstance(f, IterableDataset | DataLoader | list) or not callable(f)
         if not args and is_source and hasattr(f, "__iter__"):
             return iter(f)
@@ -134,10 +136,20 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         source, *steps = self.pipeline
         if type(source).__name__ != "SimpleShardList":
             raise _refused(source, "shards that are drawn or listed while reading have no exact order: give a list")
+        names = " ".join(_stage_name(step) for step in steps)
+        reading = _READING.search(names)
+        if reading is None:
+            raise PlanError("only a pipeline that reads shards, by WebDataset or tarfile_to_samples, can be made exact")
+        first, last = names.count(" ", 0, reading.start()), names.count(" ", 0, reading.end()) + 1
+        for step in steps[:first]:
+            if _stage_name(step) not in (*_IGNORED, "_shuffle", "detshuffle"):
+                raise _refused(step, "it is a stage of shards, before they are read: choose them in the list of URLs")
+        for step in steps[first:last]:
+            _refuse_options(step)
         ds = read_tar(list(source.urls))
         if source.seed is not None:
             ds = ds.shuffle(seed=_seed(source.seed))
-        ds = functools.reduce(_with_stage, steps, ds)
+        ds = functools.reduce(_with_stage, steps[:first] + steps[last:], ds)
         if self.repetitions == 1:
             return ds
         if self.nsamples > 0:
@@ -166,30 +178,30 @@ def _with_stage(ds: Dataset, step: Any) -> Dataset:
         raise _refused(step, "it is a function of the whole stream: write it as a function of one sample, in map")
     if name in _IGNORED:
         return ds
-    if name in _READING:
-        return _with_reading(ds, step, {"handler": getattr(step, "handler", None), **options})
     if name in _PER_ITEM:
         return _with_items(ds, step, name, options)
     if name in ("_shuffle", "detshuffle"):
-        seed = getattr(step, "seed", options.get("seed"))
-        return ds.shuffle(seed=None if seed is None else _seed(seed))
+        size, seed = (getattr(step, name, options.get(name)) for name in ("bufsize", "seed"))
+        keeps = (args[0] if args else 1000 if size is None else size) <= 1
+        return ds if keeps else ds.shuffle(seed=None if seed is None else _seed(seed))
     if name == "_batched":
         named = dict(zip(("batchsize", "collation_fn", "partial"), args, strict=False)) | options
         collate = named.get("collation_fn", default_collation_fn) or list
         return ds.batched(named.get("batchsize", 20), not named.get("partial", True), collate)
-    if name == "islice" and len(args) in (1, 2):
-        start, stop = (0, *args)[-2:]
-        return ds.skip(start).limit(stop - start) if start else ds.limit(stop)
+    if name == "islice" and (part := slice(*args)).step in (None, 1):
+        ds = ds.skip(part.start) if part.start else ds
+        return ds if part.stop is None else ds.limit(max(part.stop - (part.start or 0), 0))
     raise _refused(step, "leave it out, or continue with the methods of ps.Dataset after .exact()")
 
 
-def _with_reading(ds: Dataset, step: Any, options: dict[str, Any]) -> Dataset:
-    handler = getattr(options.get("handler"), "__name__", "reraise_exception")
-    if options.get("select_files") or options.get("rename_files"):
-        raise _refused(step, "select_files and rename_files have no counterpart: use select, drop and rename")
-    if handler not in ("reraise_exception", "ignore_and_continue", "warn_and_continue"):
-        raise _refused(step, f"the handler {handler} decides by code: use reraise_exception or warn_and_continue")
-    return ds if handler == "reraise_exception" else ds.on_error("skip")
+def _refuse_options(step: Any) -> None:
+    """Refuse what is asked of a stage that reads, but for what it does anyway."""
+    names = [*inspect.signature(getattr(step, "f", reraise_exception)).parameters][1:]
+    given = {"handler": getattr(step, "handler", None), **getattr(step, "kw", {})}
+    for name, value in (*given.items(), *zip(names, getattr(step, "args", ()), strict=False)):
+        if value is not None and value is not reraise_exception:
+            instead = ".exact().on_error('skip')" if name == "handler" else ".exact(), with select, drop or rename"
+            raise _refused(step, f"leave out {name}={getattr(value, '__name__', value)} and write {instead}")
 
 
 def _with_items(ds: Dataset, step: Any, name: str, options: dict[str, Any]) -> Dataset:

@@ -68,6 +68,8 @@ def open_each(data: Iterable[Any], open_url: Callable[[str], tuple[Any, Any]], h
                 continue
             return
         sample.update({"stream": stream} if path is None else {"stream": stream, "local_path": path})
+        if isinstance(stream, ObjectReader):
+            stream.fetch(after=opened[-1]["stream"] if opened else None)
         opened.append(sample)
         while len(opened) > (_SHARDS_AHEAD if isinstance(stream, ObjectReader) else 0):
             yield opened.popleft()
@@ -121,7 +123,6 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
                 warnings.warn(problem, RuntimeWarning, stacklevel=3)
 
     def _shard_runs(self, source: Sample, losses: list[ShardError]) -> Generator[Run, None, bool]:
-        """Yield the members of one shard, and return whether the handler stops."""
         stream, url, path = source["stream"], source["url"], source.get("local_path")
         marks = {"__url__": url} if path is None else {"__url__": url, "__local_path__": path}
         for run in archive_members(stream, url, self._names):

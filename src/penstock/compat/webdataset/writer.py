@@ -31,7 +31,6 @@ torch_dumps = encode_pth
 
 
 def _saved(save: Callable[..., Any], *args: Any, **options: Any) -> bytes:
-    """Return what a function writes to the file that is its first argument."""
     stream = io.BytesIO()
     save(stream, *args, **options)
     return stream.getvalue()
@@ -94,8 +93,6 @@ def make_encoder(spec: Any) -> Encoder:
 
 @dataclass(eq=False)
 class TarWriter(AbstractContextManager["TarWriter"]):
-    """Writes samples to one shard."""
-
     fileobj: Any  # a path, a URL or a stream
     user: str = "bigdata"
     group: str = "bigdata"
@@ -138,7 +135,6 @@ class TarWriter(AbstractContextManager["TarWriter"]):
         return total
 
     def close(self) -> None:
-        """Write the end of the archive, and close what was opened here."""
         if self.tarstream is not None:
             self.tarstream.write(END_MARKER)
             if self.tarstream is not self.stream:
