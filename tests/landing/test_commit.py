@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -509,6 +510,55 @@ def test_drafts_of_remote_runs_are_found_again_and_removed_at_the_end(temporary:
     assert write("parquet", 60, url).samples == 60
     assert len(ps.read_parquet(url)) == 60
     assert [path.name for path in temporary.iterdir()] == [folder.name[:-8] + "other000"]
+
+
+def test_a_folder_with_files_of_others_is_not_replaced(tmp_path: Path) -> None:
+    ds = ps.from_items([{"a": 1}])
+    ds.write_parquet(tmp_path)
+    (tmp_path / "foreign.parquet").write_bytes(b"")
+    with pytest.raises(PlanError, match=r"holds foreign\.parquet, which Penstock did not write.*; remove them"):
+        ds.write_parquet(tmp_path, mode="replace", version="2")
+    (tmp_path / "foreign.parquet").unlink()
+    assert ds.write_parquet(tmp_path, mode="replace", version="2").samples == 1
+
+
+def test_removing_what_an_append_left_drops_it(tmp_path: Path) -> None:
+    def write(failing: bool, mode: Any) -> ps.Packed:
+        def check(row: dict[str, Any]) -> dict[str, Any]:
+            if failing and row["a"] == 30:
+                raise ValueError("thirty")
+            return row
+
+        return ps.from_items([{"a": n} for n in range(40)]).map(check).write_csv(tmp_path, max_bytes=40, mode=mode)
+
+    first = write(False, "new")
+    with pytest.raises(PenstockError, match="thirty"):
+        write(True, "append")
+    with pytest.raises(
+        PlanError, match=r"unfinished run .*; repeat that run to finish it, or remove (.*) to drop"
+    ) as it:
+        write(False, "append")
+    shutil.rmtree(str(it.value).rpartition("remove ")[2].partition(" to drop")[0])
+    assert write(False, "append").shards != first.shards
+    assert [row["a"] for row in ps.read_csv(str(tmp_path))] == [*range(40)] * 2
+
+
+def test_a_rerun_after_another_epoch_is_the_same_run(tmp_path: Path) -> None:
+    ds = ps.from_items([{"a": n} for n in range(4)])
+    first = ds.write_csv(tmp_path)
+    assert list(ds) == list(ds)
+    assert ds.write_csv(tmp_path) == first
+
+
+@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
+def test_a_target_without_a_name_and_a_dataset_without_an_end_are_refused(method: str, tmp_path: Path) -> None:
+    ds = ps.from_items([{"cls": n} for n in range(4)])
+    with pytest.raises(PlanError, match="url='': give a path or a URL"):
+        getattr(ds, method)("")
+    for shards in (None, 2):
+        with pytest.raises(PlanError, match="no end"):
+            getattr(ds.repeat(), method)(tmp_path / "out", shards=shards)
+    assert not (tmp_path / "out").exists()
 
 
 def test_time_is_not_part_of_what_is_written(tmp_path: Path) -> None:

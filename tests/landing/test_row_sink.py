@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError
-from penstock.landing import row_sink
+from penstock.landing import commit, row_sink
 from penstock.storage import open_storage
 from penstock.testing import fingerprint, numbers
 
@@ -129,13 +129,6 @@ def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
         ps.from_items(ROWS[:4]).write_csv(str(tmp_path))
 
 
-def test_a_file_may_replace_the_one_that_is_read(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.csv")
-    ps.from_items(ROWS).write_csv(path)
-    ps.read_csv(path).filter(lambda row: row["ok"]).write_csv(path, mode="replace")
-    assert ps.read_csv(path).take_all() == [row for row in ROWS if row["ok"]]
-
-
 def test_files_are_split_at_max_bytes_and_begin_with_the_header(tmp_path: Path) -> None:
     rows = [{"h": text} for text in ("aaaa", "bbbb", "cccc", "a row that is larger alone", "d")]
     packed = ps.from_items(rows).write_csv(tmp_path, max_bytes=12)
@@ -167,3 +160,70 @@ def test_conflicting_arguments_are_refused() -> None:
         ps.from_items(ROWS).write_csv("out.csv", 10)
     with pytest.raises(PlanError, match="compressed files cannot be written"):
         ps.from_items(ROWS).write_csv("out.csv.gz")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("method", ["write_csv", "write_json", "write_tfrecords"])
+@pytest.mark.parametrize("step", ["_publish", "write_manifest_at", "_remove_drafts"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_replacement_of_equal_size_that_was_killed_is_finished(
+    tmp_path: Path, method: str, step: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extensions = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
+    path = tmp_path / f"a.{extensions[method]}"
+
+    def write(text: str) -> None:
+        getattr(ps.from_items([{"a": text}]), method)(path, mode="replace")
+
+    write("old")
+    old = path.read_bytes()
+    place: Any = commit if step == "write_manifest_at" else commit.Landing
+    do = getattr(place, step)
+
+    def killed(*args: Any, **options: Any) -> None:
+        if late:
+            do(*args, **options)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, step, killed)
+        patch.setattr(commit.Landing, "_leave", lambda self: None)
+        with pytest.raises(Killed):
+            write("new")
+    write("new")
+    assert path.read_bytes() == old.replace(b"old", b"new") or method == "write_tfrecords"
+    assert [row["a"] for row in getattr(ps, method.replace("write", "read"))(str(path))] in (["new"], [b"new"])
+
+
+@pytest.mark.parametrize("method", ["write_csv", "write_json", "write_tfrecords"])
+def test_a_file_that_the_plan_reads_is_not_written(tmp_path: Path, method: str) -> None:
+    extensions = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
+    reader = getattr(ps, method.replace("write", "read"))
+    path, link = (tmp_path / f"{name}.{extensions[method]}" for name in ("a", "link"))
+    getattr(ps.from_items(ROWS[:3]).select("id"), method)(path)
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for source in (path, link):
+        with pytest.raises(PlanError, match=r"the dataset reads from .*, where it is to be written"):
+            getattr(reader(str(source)).filter(ps.col("id") > 1), method)(path, mode="replace")
+    assert path.read_bytes() == before
+
+
+def test_a_tsv_file_has_tabs(tmp_path: Path) -> None:
+    ps.from_items([{"a": 1, "b": 2}]).write_csv(tmp_path / "a.tsv")
+    assert (tmp_path / "a.tsv").read_text() == "a\tb\n1\t2\n"
+
+
+def test_a_file_of_another_format_is_not_written(tmp_path: Path) -> None:
+    ds = ps.from_items([{"a": "b"}])
+    for method, name in [("write_json", "o.csv"), ("write_csv", "o.jsonl"), ("write_tfrecords", "o.tar")]:
+        with pytest.raises(PlanError, match=rf"{name}: \.\w+ is not a suffix of \.\w+ files; give a folder"):
+            getattr(ds, method)(tmp_path / name)
+    with pytest.raises(PlanError, match="is not a suffix of tar shards"):
+        ds.write_tar(tmp_path / "o.parquet")
+    with pytest.raises(PlanError, match="is not a suffix of Parquet files"):
+        ds.write_parquet(tmp_path / "o.csv")
+    assert list(tmp_path.iterdir()) == []

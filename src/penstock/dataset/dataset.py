@@ -452,13 +452,13 @@ class Dataset(WriteMethods):
         Raises:
             DataError: A sample does not fit the features.
             MissingExtra: The package datasets is not installed.
-            PlanError: ``features`` holds something that is not a feature.
+            PlanError: ``features`` holds something that is not a feature, or the dataset has no end.
             StorageError: The file cannot be written.
         """
         given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
         from penstock.formats.tables.huggingface import to_huggingface_dataset
 
-        return to_huggingface_dataset(self._peek(), self._program().features(), given, path)
+        return to_huggingface_dataset(self._full_run(self.plan).items(), self._program().features(), given, path)
 
     def to_ray(self, blocks: int | None = None) -> ray.data.Dataset:
         """Return the upcoming epoch as a ``ray.data.Dataset``, in order: a column per field, arrays as tensors.

@@ -99,7 +99,7 @@ class WriteMethods(TableMethods):
         max_bytes: float | str | None = None,
         shards: int | None = None,
         *,
-        delimiter: str = ",",
+        delimiter: str | None = None,
         mode: landing.Mode = "new",
         version: str = "",
         progress: bool = False,
@@ -107,14 +107,17 @@ class WriteMethods(TableMethods):
     ) -> landing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
-        ``max_bytes`` limits the size of each file in a folder. ``shards`` cuts the order into so many ranges, which are
+        ``delimiter`` is a comma, or a tab in a ``.tsv`` file. ``max_bytes`` limits the size of each file in a folder.
+        ``shards`` cuts the order into so many ranges, which are
         written in parallel, each into one file. The files become visible when the last one is complete.
 
         Raises:
             DataError: A value cannot be written as CSV, or a sample does not have the fields of the first.
-            PlanError: An argument is out of range, or the target holds something else.
+            PlanError: An argument is out of range, the plan reads from the target, or the target holds something else.
             StorageError: The target cannot be written.
         """
+        if delimiter is None:
+            delimiter = "\t" if os.fspath(url).endswith(".tsv") else ","
         return self._write_rows(url, AsCsv(delimiter), (max_bytes, shards), mode, version, progress, storage)
 
     @takes_mode
@@ -133,7 +136,7 @@ class WriteMethods(TableMethods):
 
         Raises:
             DataError: A value cannot be written as JSON.
-            PlanError: An argument is out of range, or the target holds something else.
+            PlanError: An argument is out of range, the plan reads from the target, or the target holds something else.
             StorageError: The target cannot be written.
         """
         return self._write_rows(url, AsJson(), (max_bytes, shards), mode, version, progress, storage)
@@ -154,7 +157,7 @@ class WriteMethods(TableMethods):
 
         Raises:
             DataError: A value cannot be written as a ``tf.train.Feature``.
-            PlanError: An argument is out of range, or the target holds something else.
+            PlanError: An argument is out of range, the plan reads from the target, or the target holds something else.
             StorageError: The target cannot be written.
         """
         return self._write_rows(url, AsExample(), (max_bytes, shards), mode, version, progress, storage)
@@ -173,6 +176,7 @@ class WriteMethods(TableMethods):
         limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
         target = landing.row_target(url, encoder.suffixes, limit, storage)
         program = landing.exact_program(self.plan.then(encoder), shards)
+        target.check_not_source(program)
         options: dict[str, Any] = {"max_bytes": limit, "version": version}
         sinks = landing.Sinks(partial(landing.RowSink, encoder, limit), shards, limit is not None)
         return self._write(program, target, sinks, options, mode, progress)

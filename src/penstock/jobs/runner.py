@@ -20,7 +20,7 @@ from penstock.jobs.inputs import Input, InputsSource, fingerprints, resolve_inpu
 from penstock.jobs.job_rows import decode_rows, escape_bytes
 from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, write_metadata
 from penstock.jobs.task import ProcessStage, check_function
-from penstock.landing import code_digest, storage_errors
+from penstock.landing import check_path, code_digest, storage_errors
 from penstock.landing.output_sink import Failure, Job, OutputSink, open_outputs
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
 from penstock.storage import Storage, local_path, open_storage
@@ -122,7 +122,7 @@ def process(
     metadata_url = None if metadata is None else os.fspath(metadata)
     if metadata_url is not None:
         check_metadata(metadata_url)
-    job = _Job(resolve_inputs(inputs, storage), settings, os.fspath(out), metadata_url, overwrite)
+    job = _Job(resolve_inputs(inputs, storage), settings, check_path("out", out), metadata_url, overwrite)
     with ExitStack() as stack:
         with storage_errors(job.out):
             job.open(stack, fresh)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.landing.commit import Mode as Mode
     from penstock.landing.commit import Packed as Packed
     from penstock.landing.commit import Target as Target
+    from penstock.landing.commit import check_path as check_path
     from penstock.landing.commit import storage_errors as storage_errors
     from penstock.landing.fingerprint import code_digest as code_digest
     from penstock.landing.parquet_sink import PackSpec as PackSpec

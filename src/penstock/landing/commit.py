@@ -43,6 +43,10 @@ from penstock.storage.protocol import exists, scheme
 Mode = Literal["new", "replace", "append"]
 MODES: tuple[Mode, ...] = ("new", "replace", "append")
 _UPLOADS = 4  # at the same time, when drafts are committed
+_SUFFIXES = (  # that say what a file holds
+    *(".tar", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz", ".tgz", ".parquet", ".arrow", ".feather", ".csv", ".tsv"),
+    *(".json", ".jsonl", ".ndjson", ".tfrecord", ".tfrecords", ".txt"),
+)
 _OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
 _OLD_TAR_JOURNAL = ".penstock-pack.json"
 _PARTIAL_FILE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.partial")
@@ -162,12 +166,35 @@ class Target:
             return
         target, endings = _real(self.folder), self.suffixes if suffixes is None else suffixes
         for url in (reader.url(shard) for reader in program.readers for shard in range(len(reader.names))):
-            name = os.path.basename(url)
+            name = os.path.basename(os.path.realpath(local_path(url)) if scheme(url) == "file" else url)
             same_file = "%" in self.label or self.label in ("", name)
             if same_file and name.endswith(endings) and _source_folder(url) == target:
                 raise PlanError(
                     f"the dataset reads from {redacted(self.folder)}, where it is to be written; choose another folder"
                 )
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> str:
+    """Return a path or URL argument as text.
+
+    Raises:
+        PlanError: The value is not a path or URL.
+    """
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
+        return path
+    raise PlanError(f"{name}={value!r}: give a path or a URL")
+
+
+def check_suffix(url: str, format: str, suffixes: Sequence[str]) -> None:
+    """Check that a target does not have the suffix of another format.
+
+    Raises:
+        PlanError: It does.
+    """
+    name = url.rstrip("/").rpartition("/")[2].lower()
+    if name.endswith(_SUFFIXES) and not name.endswith(tuple(suffixes)):
+        suffix = next(one for one in _SUFFIXES if name.endswith(one))
+        raise PlanError(f"{redacted(url)}: {suffix} is not a suffix of {format}; give a folder or another name")
 
 
 def _source_folder(url: str) -> str | None:
@@ -290,8 +317,7 @@ class Landing:
     @property
     def fingerprint(self) -> str:
         """What the manifest stores about the run."""
-        text = json.dumps([self._run.source, self._run.stages, self._identity["options"]], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _fingerprint(self._identity)
 
     @contextmanager
     def opened(self, kind: str) -> Iterator[None]:
@@ -391,8 +417,15 @@ class Landing:
 
     def _is_visible(self, found: RunProgress, manifest: Manifest | None) -> bool:
         """Return whether the manifest lists a run's files already, so that only the old ones are left to delete."""
+        if manifest is None or (self.target.label and not self.target.streamed and not self._is_made(found, manifest)):
+            return False
         entries = zip(found.commit or (), found.entries.values(), strict=True)
-        return manifest is not None and all(manifest.entry(name) == e._replace(name=name) for name, e in entries)
+        return all(manifest.entry(name) == e._replace(name=name) for name, e in entries)
+
+    def _is_made(self, found: RunProgress, manifest: Manifest) -> bool:
+        """Return whether the manifest is that of the run, and the file its, which has the name of the one before it."""
+        made = _fingerprint(found.header)
+        return manifest.made.get(self.target.label) == made and self._draft_sizes().keys().isdisjoint(found.entries)
 
     def _other_run(self, header: Mapping[str, Any]) -> PlanError:
         theirs, ours = header.get("options") or {}, self._identity["options"]
@@ -406,9 +439,11 @@ class Landing:
             if header.get("source") != self._run.source
             else "of other stages, or with a function that was edited since"
         )
+        dropped = f"remove {redacted(self.target.work)} to drop what it added"
+        advice = dropped if header.get("mode") == "append" else "pass mode='replace' to start over"
         return PlanError(
             f"{redacted(self.target.folder)} holds an unfinished run {difference}; repeat that run to finish it, "
-            "or pass mode='replace' to start over"
+            f"or {advice}"
         )
 
     def _resume(self, found: RunProgress) -> Packed | None:
@@ -416,9 +451,9 @@ class Landing:
         self.first, self.first_sample = int(found.header["first"]), int(found.header["number"])
         sizes = self._draft_sizes()
         if found.commit is not None:
-            visible = self.target.sizes()
+            visible, lasting = self.target.sizes(), self.target.on_disk or not self.target.label or self.target.streamed
             done = zip(found.commit, found.entries.values(), strict=True)
-            if all(sizes.get(e.name) == e.bytes or visible.get(name) == e.bytes for name, e in done):
+            if all(sizes.get(e.name) == e.bytes or (lasting and visible.get(name) == e.bytes) for name, e in done):
                 return self._finish(found)
         missing = [e for e in found.entries.values() if self._run.stream or sizes.get(e.name, -1) < e.bytes]
         if missing and not self.hidden and not self._run.stream:
@@ -448,6 +483,14 @@ class Landing:
                 raise PlanError(
                     f"{redacted(target.folder)} holds {holds}, written from another source or with other options; "
                     "mode='append' adds to what is there, mode='replace' replaces it"
+                )
+        if self._mode == "replace" and not target.label:
+            known = {entry.name for entry in manifest.shards} if manifest is not None else set()
+            if foreign := sorted(name for name in existing if target.number(name) is None and name not in known):
+                more = f" and {len(foreign) - 1} more files" if foreign[1:] else ""
+                raise PlanError(
+                    f"{redacted(target.folder)} holds {foreign[0]}{more}, which Penstock did not write, and which "
+                    "mode='replace' would leave among the new files; remove them, or choose another folder"
                 )
         if self._mode == "append" and target.label and "%" not in target.label:
             raise PlanError(
@@ -536,8 +579,8 @@ class Landing:
     def _complete(self, entries: Sequence[ShardEntry], names: Sequence[str], position: Position | None) -> Packed:
         """Return the result of a run that left nothing to do."""
         self.entries, self._decided = {}, False
-        self._journal.remove()
         self._remove_drafts(keep=())
+        self._journal.remove()  # at the very end: without it, the same append is another one
         samples, nbytes = sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries)
         skipped = 0 if position is None else int(position.get("skipped", 0))
         return Packed(redacted(self.target.folder), tuple(names), samples, nbytes, skipped)
@@ -570,6 +613,12 @@ class Landing:
             drop_uploads(target.folder, target.owns)
         except StorageError as error:  # such uploads are invisible and only take up space
             _log.info("uploads that were never completed may be left: %s", error)
+
+
+def _fingerprint(run: Mapping[str, Any]) -> str:
+    """Return what a manifest stores about a run, given the header of its journal."""
+    text = json.dumps([run["source"], run["stages"], run["options"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _check_old_journals(target: Target) -> None:

@@ -40,7 +40,19 @@ import numpy as np
 
 from penstock.engines import CacheResults, Program
 from penstock.errors import PlanError, StorageError
-from penstock.plan import ByObject, EngineOptions, Plan, Resources, is_tensor
+from penstock.plan import (
+    ByObject,
+    EngineOptions,
+    Exclude,
+    LateShuffle,
+    Mix,
+    Plan,
+    Repeat,
+    Resources,
+    Slice,
+    SplitSide,
+    is_tensor,
+)
 from penstock.storage import local_path, open_storage, redacted
 from penstock.storage.protocol import NotFound, scheme
 
@@ -88,7 +100,7 @@ def fingerprint_of(program: Program, epoch: int) -> RunFingerprint:
     order = None if stream else program.identity(counts=True)
     leaves = program.arrangement.leaves
     stamps = [] if stream else [_stamps(*pair) for pair in zip(leaves, program.readers, strict=True)]
-    source = code_digest([order, stamps, list(_sources(plan)), epoch, plan.seed, plan.cut])
+    source = code_digest([order, stamps, list(_sources(plan)), epoch if _varies(plan) else 0, plan.seed, plan.cut])
     return RunFingerprint(source, stages_digest(plan), stream)
 
 
@@ -143,6 +155,13 @@ def code_digest(value: Any, unseen: str | None = None) -> str:
     hasher = _Hasher(unseen)
     hasher.add(value)
     return hasher.hexdigest()
+
+
+def _varies(plan: Plan) -> bool:
+    """Return whether epochs may have other samples, or these in another order."""
+    orders = any(not isinstance(stage, Slice | Repeat | SplitSide | Exclude) for stage in plan.ordering)
+    random = any(stage.wants_rng or isinstance(stage, LateShuffle) for stage in plan.body)
+    return orders or random or isinstance(plan.source, Mix) or any(map(_varies, plan.branches()))
 
 
 def _stages(plan: Plan) -> Iterable[Any]:

@@ -21,7 +21,7 @@ from penstock.formats.manifest import ShardEntry
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.landing.commit import OpenSet, Packed, Target, numbered_key
+from penstock.landing.commit import OpenSet, Packed, Target, check_path, check_suffix, numbered_key
 from penstock.landing.position import Positions, ResumableRun
 from penstock.plan import Columns, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
@@ -100,9 +100,10 @@ def parquet_target(url: str | os.PathLike[str], storage: Storage | None) -> Targ
     Raises:
         PlanError: The URL is a file.
     """
-    text = os.fspath(url)
+    text = check_path("url", url)
     if text.endswith(".parquet"):
         raise PlanError(f"{redacted(text)}: write_parquet writes a folder of files; give a folder")
+    check_suffix(text, "Parquet files", PARQUET_SUFFIXES)
     folder = (local_path(text) if scheme(text) == "file" else text).rstrip("/") or "/"
     return Target(folder, "parquet", PARQUET_SUFFIXES, "", storage)
 

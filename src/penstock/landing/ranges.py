@@ -305,10 +305,12 @@ def write_set(
     Raises:
         DataError: A sample cannot be read or stored.
         EngineError: The cluster lacks what a stage requests, or writers were lost repeatedly.
-        PlanError: The target holds files or an unfinished run of another plan, or another run is writing there.
+        PlanError: The dataset has no end, the target holds files or an unfinished run of another plan, or another run
+            is writing there.
         StorageError: The target cannot be written.
     """
     check_choice("mode", mode, MODES)
+    program.check_finite()
     if sinks.shards is not None:
         if target.label and ("%" not in target.label or target.format != "tar"):
             file = redacted(target.url(target.label))

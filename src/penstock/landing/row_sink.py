@@ -9,7 +9,7 @@ from typing import IO, Any
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.rows.encoding import RowStage
-from penstock.landing.commit import OpenSet, Target
+from penstock.landing.commit import OpenSet, Target, check_path, check_suffix
 from penstock.landing.position import Positions
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme
@@ -26,11 +26,12 @@ def row_target(
     Raises:
         PlanError: The URL is a compressed file, or a single file and ``max_bytes`` is given.
     """
-    text = os.fspath(url)
+    text = check_path("url", url)
     is_file = text.endswith(suffixes)
     if text.endswith(_COMPRESSED_SUFFIXES):
         problem = "compressed files cannot be written; give a folder, or a file ending in"
         raise PlanError(f"{redacted(text)}: {problem} {suffixes[0]}")
+    check_suffix(text, f"{suffixes[0]} files", suffixes)
     if is_file and max_bytes is not None:
         raise PlanError(f"{redacted(text)}: max_bytes splits the rows into several files, so give a folder")
     path = local_path(text) if scheme(text) == "file" else text

@@ -20,6 +20,7 @@ from penstock.landing import (
     TableOptions,
     Target,
     TarSink,
+    check_path,
     exact_program,
     parquet_target,
     storage_errors,
@@ -197,17 +198,6 @@ def _check_classes(existing: tuple[str, ...], new: tuple[str, ...]) -> None:
             f"the existing shards have {len(existing)} classes ({', '.join(existing[:3])}, ...) and the source has "
             f"others ({', '.join(new[:3])}, ...): the same number would mean two things; choose another folder"
         )
-
-
-def check_path(name: str, value: str | os.PathLike[str]) -> str:
-    """Return a path or URL argument as text.
-
-    Raises:
-        PlanError: The value is not a path or URL.
-    """
-    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
-        return path
-    raise PlanError(f"{name}={value!r}: give a path or a URL")
 
 
 def check_flag(name: str, value: Any) -> None:
