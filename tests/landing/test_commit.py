@@ -551,10 +551,35 @@ def test_a_rerun_after_another_epoch_is_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
+def test_a_complete_run_says_again_what_was_skipped(method: str, tmp_path: Path) -> None:
+    def check(row: dict[str, Any]) -> dict[str, Any]:
+        if row["cls"] in (3, 5):
+            raise ValueError("wrong")
+        return row
+
+    write = getattr(ps.from_items([{"cls": n} for n in range(8)]).map(check).on_error("skip"), method)
+    first = write(tmp_path)
+    assert (first.samples, first.skipped) == (6, 2)
+    assert write(tmp_path) == first
+
+
+@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
+def test_a_set_without_samples_can_be_read(method: str, tmp_path: Path) -> None:
+    packed = getattr(ps.from_items([]), method)(tmp_path)
+    assert (len(packed.shards), packed.samples) == (1, 0)
+    assert getattr(ps, method.replace("write", "read"))(str(tmp_path)).take_all() == []
+
+
+@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
 def test_a_target_without_a_name_and_a_dataset_without_an_end_are_refused(method: str, tmp_path: Path) -> None:
     ds = ps.from_items([{"cls": n} for n in range(4)])
-    with pytest.raises(PlanError, match="url='': give a path or a URL"):
-        getattr(ds, method)("")
+    for target, problem in {
+        "": "url='': give a path or a URL",
+        "-": "files cannot be written to a pipe",
+        str(tmp_path / "a{0..3}"): "braces stand for several names",
+    }.items():
+        with pytest.raises(PlanError, match=problem):
+            getattr(ds, method)(target)
     for shards in (None, 2):
         with pytest.raises(PlanError, match="no end"):
             getattr(ds.repeat(), method)(tmp_path / "out", shards=shards)

@@ -144,9 +144,12 @@ def test_shards_go_to_tables_and_back(tmp_path: Path) -> None:
     assert ps.read_tar(str(tmp_path / "again")).drop("__url__").take_all() == rows
 
 
-def test_a_dataset_without_samples_gives_no_files(tmp_path: Path) -> None:
-    assert ps.from_items([]).write_parquet(tmp_path / "out").shards == ()
-    assert visible(tmp_path / "out") == []
+def test_a_dataset_without_samples_gives_a_file_without_rows(tmp_path: Path) -> None:
+    assert ps.from_items([]).write_parquet(tmp_path / "out").shards == ("00000-of-00001.parquet",)
+    schema = pa.schema([("n", pa.int64())])
+    ps.from_items([]).write_parquet(tmp_path / "typed", schema=schema)
+    assert pq.read_table(tmp_path / "typed").schema.equals(schema)
+    assert ps.read_parquet(str(tmp_path / "out")).take_all() == []
 
 
 def test_arrow_tables_round_trip_in_memory() -> None:

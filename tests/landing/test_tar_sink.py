@@ -201,3 +201,8 @@ def test_a_dataset_is_not_written_to_the_remote_folder_that_it_reads() -> None:
     ps.from_items(_samples(3)).write_tar("memory://same/out")
     with pytest.raises(PlanError, match="choose another folder"):
         ps.read_tar("memory://same/out").write_tar("memory://same/out")
+
+
+def test_a_name_of_another_compression_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"'two\.tar\.gz' is the name of another compression than compress='zst'"):
+        ps.from_items(_samples(1)).write_tar(tmp_path / "two.tar.gz", compress="zst")

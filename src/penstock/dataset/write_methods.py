@@ -54,8 +54,8 @@ class WriteMethods(TableMethods):
         Args:
             url: A folder (for ``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
                 path or a URL.
-            max_bytes: The maximum size of a shard, unless a single sample is larger; 1e9 by default, none with
-                ``shards``.
+            max_bytes: The maximum size of a shard before compression, unless a single sample is larger; 1e9 by
+                default, none with ``shards``.
             max_samples: The maximum number of samples in a shard; 100,000 by default, none with ``shards``.
             shards: Cut the order into so many ranges, each one shard, and write them in parallel; shard ``k`` holds
                 what ``shard(k, shards)`` yields. Where a limit is given, every name ends in ``-0``, ``-1``, ...

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 from penstock.blobs.draft import put_file
@@ -39,6 +40,7 @@ from penstock.landing.lock import LOCK, OWNER, is_running, temporary_folder, wor
 from penstock.landing.position import Position, Positions
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import exists, scheme
+from penstock.storage.urls import expand_braces
 
 Mode = Literal["new", "replace", "append"]
 MODES: tuple[Mode, ...] = ("new", "replace", "append")
@@ -185,6 +187,20 @@ def check_path(name: str, value: str | os.PathLike[str]) -> str:
     raise PlanError(f"{name}={value!r}: give a path or a URL")
 
 
+def target_text(url: str | os.PathLike[str]) -> str:
+    """Return the URL of a target as text.
+
+    Raises:
+        PlanError: The value is not a path or URL, or stands for a pipe or for several names.
+    """
+    text = check_path("url", url)
+    if text == "-":
+        raise PlanError("url='-': files cannot be written to a pipe; give a path, such as './-', or a URL")
+    if [*islice(expand_braces(text), 2)] != [text]:
+        raise PlanError(f"{redacted(text)}: braces stand for several names, which readers look for; give another name")
+    return text
+
+
 def check_suffix(url: str, format: str, suffixes: Sequence[str]) -> None:
     """Check that a target does not have the suffix of another format.
 
@@ -316,7 +332,7 @@ class Landing:
 
     @property
     def fingerprint(self) -> str:
-        """What the manifest stores about the run."""
+        """What the manifest stores about the run, followed by the number of samples that were skipped, if any were."""
         return _fingerprint(self._identity)
 
     @contextmanager
@@ -424,8 +440,8 @@ class Landing:
 
     def _is_made(self, found: RunProgress, manifest: Manifest) -> bool:
         """Return whether the manifest is that of the run, and the file its, which has the name of the one before it."""
-        made = _fingerprint(found.header)
-        return manifest.made.get(self.target.label) == made and self._draft_sizes().keys().isdisjoint(found.entries)
+        made = manifest.made.get(self.target.label, "").partition(" ")[0]
+        return made == _fingerprint(found.header) and self._draft_sizes().keys().isdisjoint(found.entries)
 
     def _other_run(self, header: Mapping[str, Any]) -> PlanError:
         theirs, ours = header.get("options") or {}, self._identity["options"]
@@ -475,8 +491,9 @@ class Landing:
         if self._mode == "new":
             mine = [e for e in manifest.shards if target.number(e.name) is not None] if manifest is not None else []
             is_whole = all(existing.get(entry.name) == entry.bytes for entry in mine)
-            if manifest is not None and manifest.made.get(target.label) == self.fingerprint and is_whole:
-                return self._complete(mine, [entry.name for entry in mine], None)
+            made, _, skipped = ("" if manifest is None else manifest.made.get(target.label, "")).partition(" ")
+            if made == self.fingerprint and is_whole:
+                return self._complete(mine, [entry.name for entry in mine], {"skipped": int(skipped or 0)})
             if existing or mine:
                 names = sorted({*existing, *(entry.name for entry in mine)})
                 holds = f"{len(names)} files of another run ({names[0]}, ...)" if len(names) > 1 else names[0]
@@ -552,7 +569,8 @@ class Landing:
             with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
                 list(pool.map(lambda pair: self._publish(*pair), pairs))
         entries = [entry._replace(name=name) for entry, name in zip(run.entries.values(), names, strict=True)]
-        made = {target.label: "" if self._mode == "append" else self.fingerprint}
+        skipped = self._skipped(run.position)
+        made = {target.label: "" if self._mode == "append" else f"{self.fingerprint} {skipped}".removesuffix(" 0")}
         classes = run.header.get("classes")
         write_manifest_at(
             target.folder, target.given, entries, target.format, without=[*run.old], classes=classes, made=made
@@ -582,8 +600,11 @@ class Landing:
         self._remove_drafts(keep=())
         self._journal.remove()  # at the very end: without it, the same append is another one
         samples, nbytes = sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries)
-        skipped = 0 if position is None else int(position.get("skipped", 0))
-        return Packed(redacted(self.target.folder), tuple(names), samples, nbytes, skipped)
+        return Packed(redacted(self.target.folder), tuple(names), samples, nbytes, self._skipped(position))
+
+    @staticmethod
+    def _skipped(position: Position | None) -> int:
+        return 0 if position is None else int(position.get("skipped", 0))
 
     def _draft_sizes(self) -> dict[str, int]:
         with os.scandir(self.drafts) as found:

@@ -21,7 +21,7 @@ from penstock.formats.manifest import ShardEntry
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.landing.commit import OpenSet, Packed, Target, check_path, check_suffix, numbered_key
+from penstock.landing.commit import OpenSet, Packed, Target, check_suffix, numbered_key, target_text
 from penstock.landing.position import Positions, ResumableRun
 from penstock.plan import Columns, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
@@ -100,7 +100,7 @@ def parquet_target(url: str | os.PathLike[str], storage: Storage | None) -> Targ
     Raises:
         PlanError: The URL is a file.
     """
-    text = check_path("url", url)
+    text = target_text(url)
     if text.endswith(".parquet"):
         raise PlanError(f"{redacted(text)}: write_parquet writes a folder of files; give a folder")
     check_suffix(text, "Parquet files", PARQUET_SUFFIXES)
@@ -148,9 +148,11 @@ class ParquetSink:
         self._encoder(partial(self._writer.write, self._to_table(items)))
 
     def close(self) -> None:
-        """Complete the last file."""
+        """Complete the last file; a set without any rows is one file without rows."""
         assert self._encoder is not None
-        self._encoder(self._writer.close)
+        landing = self._landing
+        is_first = not self._seen and not landing.entries and not landing.adds and not landing.may_be_empty
+        self._encoder(partial(self._writer.close, is_first))
         self._encoder.finish()
 
     def drop(self) -> None:

@@ -9,7 +9,7 @@ from typing import IO, Any
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.rows.encoding import RowStage
-from penstock.landing.commit import OpenSet, Target, check_path, check_suffix
+from penstock.landing.commit import OpenSet, Target, check_suffix, target_text
 from penstock.landing.position import Positions
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme
@@ -26,7 +26,7 @@ def row_target(
     Raises:
         PlanError: The URL is a compressed file, or a single file and ``max_bytes`` is given.
     """
-    text = check_path("url", url)
+    text = target_text(url)
     is_file = text.endswith(suffixes)
     if text.endswith(_COMPRESSED_SUFFIXES):
         problem = "compressed files cannot be written; give a folder, or a file ending in"

@@ -12,7 +12,7 @@ from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk, parse_target
-from penstock.landing.commit import OpenSet, Target, check_path, check_suffix, numbered_key
+from penstock.landing.commit import OpenSet, Target, check_suffix, numbered_key, target_text
 from penstock.landing.position import Position, Positions
 from penstock.plan import check_count, size_in_bytes
 from penstock.storage import Storage, local_path
@@ -68,7 +68,7 @@ def tar_target(url: str | os.PathLike[str], compress: str | None, storage: Stora
     """
     if compress is not None and compress not in COMPRESSION_SUFFIXES:
         raise PlanError(f"compress={compress!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
-    text = check_path("url", url)
+    text = target_text(url)
     check_suffix(text, "tar shards", TAR_SUFFIXES)
     path = local_path(text) if on_disk(text) else text
     folder, name, _ = parse_target(path.rstrip("/") or "/", compress)

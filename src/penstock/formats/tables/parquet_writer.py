@@ -210,8 +210,8 @@ class TableWriter:
         while (rows := self._next_group_rows()) is not None:
             self._write_group(self._take(rows))
 
-    def close(self) -> None:
-        """Write the pending rows and complete the last file.
+    def close(self, at_least_one: bool = False) -> None:
+        """Write the pending rows and complete the last file; with ``at_least_one``, write one without rows if need be.
 
         Raises:
             DataError: The columns of the pending rows do not match those of earlier rows.
@@ -219,6 +219,10 @@ class TableWriter:
         """
         if rows := sum(map(len, self._sizes)):
             self._write_group(self._take(rows))
+        elif at_least_one and self._file is None:
+            import pyarrow as pa
+
+            self._write_group(self._conform(pa.table({})))
         self._close_file()
 
     def drop(self) -> None:

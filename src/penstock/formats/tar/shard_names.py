@@ -80,7 +80,7 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
     """Return the folder of a target, the name or pattern of its shards, and whether it is a single archive.
 
     Raises:
-        PlanError: The name has a ``%`` but is not a pattern for numbered shards.
+        PlanError: The name has a ``%`` but is not a pattern for numbered shards, or is that of another compression.
     """
     folder, name = os.path.split(path)
     single = "%" not in name and name.endswith(TAR_SUFFIXES)
@@ -88,6 +88,8 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
         folder, name = path, _DEFAULT_PATTERN
     if compress is not None and suffix_compression(name) is None:
         name += COMPRESSION_SUFFIXES[compress]
+    if compress is not None and suffix_compression(name) != compress:
+        raise PlanError(f"{name!r} is the name of another compression than compress={compress!r}; change one of them")
     if not single:
         _check_pattern(name)
     return folder or ".", name, single
