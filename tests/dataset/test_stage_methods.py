@@ -136,6 +136,88 @@ def test_a_field_that_files_do_not_have_is_an_error_before_they_are_read(read: A
             stage(ds).take_all()
 
 
+FLAGS = [
+    (lambda ds: ds.batched(2, drop_last="no"), "drop_last='no'"),
+    (lambda ds: ds.iter_batches(2, drop_last=1), "drop_last=1"),
+    (lambda ds: ds.shuffle(all="no"), "all='no'"),
+    (lambda ds: ds.zip(ds, strict="no"), "strict='no'"),
+    (lambda ds: ds.split(2, equal="no"), "equal='no'"),
+    (lambda ds: ds.train_test_split(shuffle="no"), "shuffle='no'"),
+    (lambda ds: ds.decode(trust_pickle="no"), "trust_pickle='no'"),
+    (lambda ds: ds.write_tar("memory://flags", trust_pickle="no"), "trust_pickle='no'"),
+    (lambda ds: ps.read_lmdb("x", trust_pickle="no"), "trust_pickle='no'"),
+]
+
+
+@pytest.mark.parametrize(("use", "shown"), FLAGS)
+def test_a_flag_is_true_or_false(use: Any, shown: str) -> None:
+    with pytest.raises(PlanError, match=f"{shown}: expected True or False"):
+        use(ps.from_items([{"x": 1}]))
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (lambda ds: ds.zip(ds, ds), r"write a.zip\(b\).zip\(c\)"),
+        (lambda ds: ds.zip(ds, suffix=3), "suffix=3"),
+        (lambda ds: ds.sort("x", descending=1), "descending=1"),
+        (lambda ds: ds.train_test_split(seed=1.5), "seed=1.5"),
+        (lambda ds: ds.train_test_split(by=3), "by=3: give the name of a field"),
+        (lambda ds: ds.train_test_split(stratify=""), "stratify=''"),
+        (lambda ds: ds.map(len, gpus=float("inf")), "gpus=inf"),
+        (lambda ds: ds.decode(x="rgb9"), r"decode\(x='rgb9'\): unknown decode spec"),
+        (lambda ds: ds.decode(x=_later), "is async"),
+        (lambda ds: ds.batched(2).decode("rgb8"), r"batched\(2\) joins them: put it before"),
+        (lambda ds: ds.batched_by(len, 2).decode(x="rgb8"), "joins them"),
+    ],
+)
+def test_an_argument_that_would_be_misunderstood_is_refused(use: Any, problem: str) -> None:
+    with pytest.raises(PlanError, match=problem):
+        use(ps.from_items([{"x": 1}]))
+
+
+async def _later(value: bytes) -> bytes:
+    return value
+
+
+def test_numbers_of_numpy_are_taken_as_those_of_python() -> None:
+    ds = ps.from_items([{"x": 1}])
+    given: Any = {"cpus": np.float32(1), "gpus": np.int64(0), "timeout_s": np.int64(9), "retries": np.int64(2)}
+    two: Any = np.int64(2)
+    half: Any = np.float32(0.5)
+    for workers in (two, (np.int64(1), two)):
+        assert ds.map(_same, workers=workers, **given) == ds.map(
+            _same, workers=(1, 2) if isinstance(workers, tuple) else 2, cpus=1.0, gpus=0, timeout_s=9, retries=2
+        )
+    assert ds.on_error("skip", limit=two) == ds.on_error("skip", limit=2)
+    assert ds.train_test_split(half) == ds.train_test_split(0.5)
+
+
+def _same(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("size", [float("nan"), -1])
+def test_a_size_that_is_no_size_is_an_error_of_its_sample(size: float) -> None:
+    ds = ps.from_items([{"x": 1}, {"x": size}, {"x": 3}]).batched_by(lambda sample: sample["x"], 10)
+    with pytest.raises(StageError, match=r"a size is a number from 0 on.*batched_by.*key: 1"):
+        ds.take_all()
+    assert [batch["x"].tolist() for batch in ds.on_error("skip")] == [[1, 3]]
+
+
+def test_a_function_of_decode_gets_its_device() -> None:
+    ds = ps.from_items([{"x": b"1"}]).decode(x=lambda value, device: (value, device))
+    assert ds.first() == {"x": (b"1", "cpu")}
+
+
+@pytest.mark.parametrize("item", [1, "ab", b"ab"])
+def test_only_batches_can_be_unbatched(item: Any) -> None:
+    with pytest.raises(
+        StageError, match=r"a batch is a dict or tuple of columns, or a list, not (an int|a str|a bytes)"
+    ):
+        ps.from_items([item]).unbatched().take_all()
+
+
 def test_dropping_a_field_that_no_item_has_is_an_error() -> None:
     with pytest.raises(PlanError, match=r"drop\('txt'\): no field 'txt'; the fields are jpg"):
         ps.from_items([{"jpg": 1}]).drop("txt").take_all()

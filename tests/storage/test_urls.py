@@ -78,6 +78,11 @@ def test_values_that_are_not_paths_or_urls_are_refused(value: object) -> None:
         url_patterns(value)  # type: ignore[arg-type]
 
 
+def test_the_order_of_a_set_is_the_same_in_every_process() -> None:
+    names = [f"s3://b/{number}.tar" for number in range(9)]
+    assert url_patterns({*reversed(names)}) == url_patterns(frozenset(names)) == tuple(names)
+
+
 @pytest.mark.parametrize(
     ("url", "path"),
     [

@@ -12,7 +12,7 @@ from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, decoder_by_spec, encode
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import BatchRows, Block, Context, Fields, Map, Place, takes_parameter
+from penstock.plan import BatchRows, Block, Context, Fields, Map, Place, check_callable, check_flag, takes_parameter
 
 FieldSpec = str | Feature | Callable[..., Any] | None
 
@@ -42,9 +42,15 @@ class Decode(Map):
             check_spec(self.spec)
         for name, spec in self.by_field:
             if isinstance(spec, str):
-                check_spec(spec, by_field=True)
+                try:
+                    check_spec(spec, by_field=True)
+                except PlanError as exc:
+                    raise PlanError(f"decode({name}={spec!r}): {exc}") from None
             elif spec is not None and not isinstance(spec, Feature) and not callable(spec):
                 raise PlanError(f"decode({name}={spec!r}): give a spec such as 'rgb8', a feature or a function")
+            elif callable(spec):
+                check_callable(f"decode({name}=...)", spec)
+        check_flag("trust_pickle", self.trust_pickle)
 
     def describe(self) -> str:
         shown = [repr(self.spec)] * bool(self.spec)
@@ -91,7 +97,7 @@ class Decode(Map):
                     or name in with_function
                 ):
                     if name not in decoders:
-                        decoders[name] = self._field_decoder(name, ctx.features.get(name))
+                        decoders[name] = self._field_decoder(name, ctx)
                     if (field_decoder := decoders[name]) is not None:
                         value = _decode_field(name, value, field_decoder, rng, rows)
                 out[name] = value
@@ -99,9 +105,9 @@ class Decode(Map):
 
         return decode
 
-    def _field_decoder(self, field: str, feature: Feature | None) -> _FieldDecoder | None:
-        """Return the decoder of a field, whose source says that it holds ``feature``; ``None`` if it stays as it is."""
-        specs = dict(self.by_field)
+    def _field_decoder(self, field: str, ctx: Context) -> _FieldDecoder | None:
+        """Return the decoder of a field; ``None`` if the field stays as it is."""
+        specs, feature = dict(self.by_field), ctx.features.get(field)
         spec = specs.get(field)
         feature_to_decode = spec if isinstance(spec, Feature) else feature if field not in specs else None
         call: Callable[..., Any] | None = None
@@ -112,6 +118,8 @@ class Decode(Map):
         if callable(spec):
             within = getattr(spec, "within", None)  # image transforms decode, so they have to know the limits
             call = spec if within is None else within(self.limits)
+            if takes_parameter(call, "device"):
+                call = partial(call, device=ctx.device)
         elif field in specs:
             call = decoder_by_spec(field, spec, limits=self.limits, trust_pickle=self.trust_pickle)
         else:
@@ -166,6 +174,9 @@ class Encode(Map):
     trust_pickle: bool = False
 
     uses_features = True
+
+    def __post_init__(self) -> None:
+        check_flag("trust_pickle", self.trust_pickle)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the function that encodes a sample; fields named ``__like_this__`` stay as they are."""

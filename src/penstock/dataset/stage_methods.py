@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
@@ -55,6 +55,7 @@ from penstock.plan import (
     Zip,
     check_branch,
     check_count,
+    check_flag,
     exclusions,
 )
 from penstock.plan.peer_names import check_arguments, unknown_method
@@ -137,6 +138,9 @@ class StageMethods:
             PlanError: A spec is unknown, or an argument is out of range.
         """
         given = field_specs(fields, by_field)
+        last = self.plan.body[-1] if self.plan.body else None
+        if isinstance(last, Batched | BatchedBy) and not (given and all(callable(spec) for _, spec in given)):
+            raise PlanError(f"decode() decodes the fields of samples, and {last.describe()} joins them: put it before")
         resources = Resources(workers, on, cpus, gpus, retries, timeout_s)
         return self._then(Decode(spec, given, trust_pickle, limits or Limits(), resources=resources))
 
@@ -376,6 +380,7 @@ class StageMethods:
         if window is not None:
             window = check_count("window", window, least=1)
         shards = check_count("shards", shards, least=1)
+        check_flag("all", all)
         ds = self if seed is None else self.seed(seed)
         if self.plan.commutes and not any(stage.name == "flat_map" for stage in self.plan.body):
             everything = all or (window is None and ds.plan.source.random_access)
@@ -424,6 +429,8 @@ class StageMethods:
 
     def zip(self, other: Self, strict: bool = True, *, suffix: str | None = None) -> Self:
         """Pair samples by position and merge their fields; ``suffix`` renames fields of ``other`` that both have."""
+        if isinstance(strict, StageMethods):
+            raise PlanError("zip pairs two datasets: for more, write a.zip(b).zip(c)")
         return self._combined(Zip, "zip", (other,), strict=strict, suffix=suffix)
 
     def _combined(self, kind: Any, name: str, others: Sequence[Self], **options: Any) -> Self:
@@ -458,23 +465,29 @@ class StageMethods:
         Raises:
             PlanError: ``test_size`` is not a share, arguments contradict each other, or an earlier stage joins samples.
         """
+        check_flag("shuffle", shuffle)
+        for name, field in (("by", by), ("stratify", stratify)):
+            if field is not None and not (isinstance(field, str) and field):
+                raise PlanError(f"{name}={field!r}: give the name of a field")
+        seed = 0 if seed is None else _checked_seed(seed)
         if stratify is not None and (by is not None or not shuffle):
             raise PlanError("stratify= cannot be combined with by= or shuffle=False; leave them out")
-        if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
+        if not isinstance(test_size, Real) or not 0 < test_size < 1:
             raise PlanError(f"test_size={test_size!r}: give a share between 0 and 1")
+        test_size = float(test_size)
         if not self.plan.commutes:
             raise PlanError("train_test_split() cannot come after a stage that joins samples; put it before")
         if by is not None:
-            sides = [SplitBy(by, test_size, seed or 0, side) for side in (False, True)]
+            sides = [SplitBy(by, test_size, seed, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
         if stratify is not None:
             call = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
-            strata = relations.Strata(self._unshuffled(), stratify, test_size, seed or 0)
+            strata = relations.Strata(self._unshuffled(), stratify, test_size, seed)
             left, right = (
                 self._choose(relations.Stratified((), strata=strata, test=side, call=call)) for side in (False, True)
             )
             return left, right
-        train, test = (self._choose(SplitSide(test_size, seed or 0, side, not shuffle)) for side in (False, True))
+        train, test = (self._choose(SplitSide(test_size, seed, side, not shuffle)) for side in (False, True))
         return train, test
 
     def _choice_depth(self) -> int:
@@ -536,7 +549,7 @@ class StageMethods:
         On Ray, the parts share one set of workers for the stages before the split, wherever each part is read.
         """
         n = check_count("split", n, least=1)
-        uneven: Literal["drop", "keep"] = "drop" if equal else "keep"
+        uneven: Literal["drop", "keep"] = "drop" if check_flag("equal", equal) else "keep"
         shared = SharedStages(token_hex(8), len(self.plan.body))
         in_worker = this_worker() is not None
         cuts = [Cut(rank, n, "range", uneven, in_worker, shared) for rank in range(n)]
@@ -546,9 +559,7 @@ class StageMethods:
 
     def seed(self, n: int) -> Self:
         """Set the seed of the order and of all random numbers."""
-        if isinstance(n, bool) or not isinstance(n, Integral):
-            raise PlanError(f"seed={n!r}: give an integer")
-        return self._with(replace(self.plan, seed=int(n)))
+        return self._with(replace(self.plan, seed=_checked_seed(n)))
 
     def epoch(self, k: int) -> Self:
         """Fix the epoch: every iteration is epoch ``k``."""
@@ -625,6 +636,12 @@ def _parts(choice: SplitSide | Exclude, plan: Plan) -> Iterator[SplitSide | Excl
         before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
         last = number == len(plan.branches()) - 1
         yield choice.for_branch(before, None if last else seen) if isinstance(choice, Exclude) else choice
+
+
+def _checked_seed(n: Any) -> int:
+    if isinstance(n, bool) or not isinstance(n, Integral):
+        raise PlanError(f"seed={n!r}: give an integer")
+    return int(n)
 
 
 def _as_keywords(mapping: Any) -> str:

@@ -57,7 +57,7 @@ class TableMethods(StageMethods):
             PlanError: ``fields`` are not names, or the dataset is one rank's share and a stage changes the count.
         """
         names = _names("sort", fields)
-        flags = [descending] * len(names) if isinstance(descending, bool) else list(descending)
+        flags = list(descending) if isinstance(descending, Sequence) else [descending] * len(names)
         if len(flags) != len(names) or not all(isinstance(flag, bool) for flag in flags):
             raise PlanError(f"descending={descending!r}: give True or False, or a list with one of them for each field")
         by = relations.Sorted(names, tuple(flags))

@@ -33,7 +33,7 @@ class _Weigh(Map):
         return self.stage.describe()
 
     def function(self, ctx: Context) -> Callable[[Any], tuple[float, Any]]:
-        return lambda item: (float(self.stage.weigh(item)), item)
+        return lambda item: (self.stage.weigh(item), item)
 
 
 def take_skips(block: Block, until: int) -> tuple[Skipped, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.engines.run import ENGINES
 from penstock.errors import PlanError
-from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
+from penstock.plan import EngineOptions, check_callable, check_choice, check_count, check_flag, size_in_bytes
 from penstock.storage import local_path
 from penstock.storage.protocol import scheme
 
@@ -37,8 +37,7 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
     if not isinstance(options.get("address"), str | None):
         raise PlanError(f"address={options['address']!r}: expected an address such as 'auto' or 'ray://host:10001'")
     for flag in ("ordered", "report"):
-        if not isinstance(options.get(flag, True), bool):
-            raise PlanError(f"{flag}={options[flag]!r}: expected True or False")
+        check_flag(flag, options.get(flag, True))
     if options.get("observer") is not None:
         check_callable("observer", options["observer"])
     if options.get("monitor") is not None:

@@ -17,7 +17,7 @@ from penstock.formats.rows.tfrecord import message_fields, parse_example
 from penstock.formats.torch import DEFAULT_FIELDS, item_to_sample
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits
-from penstock.plan.values import Workers
+from penstock.plan.values import Workers, check_flag
 from penstock.storage import expand_braces, local_path, relative_names
 from penstock.storage.protocol import scheme
 
@@ -44,6 +44,7 @@ class LmdbSource(Source):
     random_access = True
 
     def __post_init__(self) -> None:
+        check_flag("trust_pickle", self.trust_pickle)
         record_parser(self.fields, self.trust_pickle)
         if remote := [path for path in self.paths if scheme(path) != "file"]:
             raise PlanError(f"read_lmdb needs local paths, not {remote[0]!r}: LMDB maps its files into memory")

@@ -101,6 +101,8 @@ def uncollate(batch: Any) -> list[Any]:
         return [dict(zip(names, row, strict=True)) for row in _row_tuples(parts, names)]
     if isinstance(batch, tuple):
         return _row_tuples(list(batch), [str(i) for i in range(len(batch))])
+    if isinstance(batch, str | bytes | Mapping) or not hasattr(batch, "__iter__"):
+        raise DataError(f"a batch is a dict or tuple of columns, or a list, not {kind_of(batch)}")
     return list(batch)
 
 

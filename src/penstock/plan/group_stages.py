@@ -15,7 +15,7 @@ from penstock.plan.block import Block, Context
 from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns, pick_rows
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
-from penstock.plan.values import Fields, Recut, check_callable, check_count, name_of
+from penstock.plan.values import Fields, Recut, check_callable, check_count, check_flag, name_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Batched(GroupStage):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_size", check_count("batch_size", self.batch_size, least=1))
+        check_flag("drop_last", self.drop_last)
         if self.collate is not None:
             check_callable("collate", self.collate)
 
@@ -105,7 +106,10 @@ class BatchedBy(GroupStage):
         return self.max_size
 
     def weigh(self, item: Any) -> float:
-        return self.size_fn(item)
+        size = float(self.size_fn(item))
+        if not size >= 0:
+            raise ValueError(f"{name_of(self.size_fn)} returned {size}; a size is a number from 0 on")
+        return size
 
     def describe(self) -> str:
         return f"batched_by({name_of(self.size_fn)}, {self.max_size})"

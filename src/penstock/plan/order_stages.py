@@ -33,6 +33,7 @@ from penstock.order import (
     name_hashes,
 )
 from penstock.plan.identity import Identity, digest
+from penstock.plan.values import check_flag
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
@@ -328,6 +329,11 @@ class Zip(Combination):
 
     strict: bool = True
     suffix: str | None = None
+
+    def __post_init__(self) -> None:
+        check_flag("strict", self.strict)
+        if self.suffix is not None and not (isinstance(self.suffix, str) and self.suffix):
+            raise PlanError(f"suffix={self.suffix!r}: expected text that is appended to the names of fields")
 
     def occurrences(self) -> list[int] | None:
         """Return 0 for the sources of the right side: a pair is recorded as its left sample."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from enum import Enum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from penstock.errors import PlanError, shows_user_frames
@@ -67,12 +67,17 @@ class Resources:
 
     def __post_init__(self) -> None:
         check_choice("on", self.on, get_args(WorkerKind))
-        workers = 1 if self.workers is None else self.workers
+        for name in ("cpus", "gpus", "timeout_s"):
+            object.__setattr__(self, name, _plain_number(getattr(self, name)))
+        given = self.workers
+        workers = tuple(map(_plain_number, given)) if isinstance(given, tuple) else _plain_number(given)
+        object.__setattr__(self, "workers", workers)
+        workers = 1 if workers is None else workers
         low, high = workers if isinstance(workers, tuple) and len(workers) == 2 else (workers, workers)
         if not (type(low) is int and type(high) is int and 1 <= low <= high):
             raise PlanError(f"workers={self.workers!r}: expected a whole number of at least 1, or (min, max)")
         check_count("retries", self.retries)
-        if not (_is_number(self.gpus) and self.gpus >= 0 and (self.cpus is None or _is_positive(self.cpus))):
+        if not ((self.gpus == 0 or _is_positive(self.gpus)) and (self.cpus is None or _is_positive(self.cpus))):
             raise PlanError(
                 f"cpus={self.cpus!r}, gpus={self.gpus!r}: cpus must be above 0 and gpus must not be negative"
             )
@@ -167,6 +172,7 @@ class OnError:
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.action, ("raise", "skip"))
+        object.__setattr__(self, "limit", _plain_number(self.limit))
         if self.limit is not None and not (_is_number(self.limit) and self.limit >= 0):
             raise PlanError(f"limit={self.limit!r}: expected a number of samples, or a share below 1")
         if self.quarantine is not None and self.action != "skip":
@@ -211,13 +217,20 @@ def size_in_bytes(name: str, value: float | str) -> int:
     >>> size_in_bytes("max_bytes", "1.5GB")
     1500000000
     """
-    if _is_positive(value):
+    if _is_positive(value := _plain_number(value)):
         return int(value)
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?b?)\s*", str(value).lower())
     unit = match and match[2] if match and match[2] in _UNITS else None
     if match is None or unit is None or match[1].count(".") > 1 or float(match[1]) <= 0:
         raise PlanError(f'{name}={value!r}: expected a number of bytes, or text such as "500MB"')
     return int(float(match[1]) * _UNITS[unit])
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of another library, such as numpy, as one of Python; anything else unchanged."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -238,6 +251,17 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise PlanError(f"{name}={value!r}: expected a whole number of at least {least}")
     return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return ``value`` if it is a boolean: any other value would count as true or false by chance.
+
+    Raises:
+        PlanError: ``value`` is no boolean; the message names the argument ``name``.
+    """
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r}: expected True or False")
+    return value
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

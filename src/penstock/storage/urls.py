@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -45,6 +45,7 @@ def url_patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     if isinstance(urls, str | os.PathLike):
         patterns = tuple(pattern for pattern in os.fspath(urls).split("::") if pattern)
     elif isinstance(urls, Iterable) and not isinstance(urls, bytes):
+        urls = sorted(urls, key=os.fspath) if isinstance(urls, Set) else urls  # the order of a set is not fixed
         patterns = tuple(pattern for url in urls for pattern in url_patterns(url))
     else:
         raise PlanError(f"{urls!r} is not a path, a URL, or a list of them")
