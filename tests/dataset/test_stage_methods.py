@@ -145,7 +145,7 @@ FLAGS = [
     (lambda ds: ds.train_test_split(shuffle="no"), "shuffle='no'"),
     (lambda ds: ds.decode(trust_pickle="no"), "trust_pickle='no'"),
     (lambda ds: ds.write_tar("memory://flags", trust_pickle="no"), "trust_pickle='no'"),
-    (lambda ds: ps.read_lmdb("x", trust_pickle="no"), "trust_pickle='no'"),
+    (lambda _: ps.read_lmdb("x", trust_pickle="no"), "trust_pickle='no'"),  # type: ignore[arg-type]
 ]
 
 
@@ -185,6 +185,7 @@ def test_numbers_of_numpy_are_taken_as_those_of_python() -> None:
     given: Any = {"cpus": np.float32(1), "gpus": np.int64(0), "timeout_s": np.int64(9), "retries": np.int64(2)}
     two: Any = np.int64(2)
     half: Any = np.float32(0.5)
+    workers: Any
     for workers in (two, (np.int64(1), two)):
         assert ds.map(_same, workers=workers, **given) == ds.map(
             _same, workers=(1, 2) if isinstance(workers, tuple) else 2, cpus=1.0, gpus=0, timeout_s=9, retries=2

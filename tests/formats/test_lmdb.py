@@ -237,3 +237,29 @@ def test_a_truncated_environment_is_an_error(tmp_path: Path, first: str) -> None
     os.truncate(path, os.path.getsize(path) // 2)
     with pytest.raises(StorageError, match=r"truncated: the file has [0-9,]+ bytes of [0-9,]+.*a.lmdb"):
         list(ps.read_lmdb(path))
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (None, r"the function in fields= returned None: return a dict"),
+        ("text", "returned a str"),
+        (3, "returned an int"),
+        ({1: 2}, r"names of fields and the key must be text, but are \[1\]"),
+        ({"__key__": 5}, "must be text"),
+    ],
+)
+def test_a_function_that_returns_no_fields_fails_by_key(result: Any, problem: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "data.lmdb", {b"a": b"1", b"b": b"2"})
+    ds = ps.read_lmdb(path, fields=lambda value: {"x": 1} if value == b"1" else result)
+    with pytest.raises(DataError, match=rf"{problem}.*key: b"):
+        ds.take_all()
+    assert ds.on_error("skip").take_all() == [{"__key__": "a", "x": 1}]
+
+
+def test_an_async_function_of_fields_is_refused() -> None:
+    async def parse(value: bytes) -> dict[str, Any]:
+        return {"x": value}
+
+    with pytest.raises(PlanError, match="parse is async"):
+        ps.read_lmdb("x", fields=parse)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.formats.rows.tfrecord import message_fields, parse_example
 from penstock.formats.torch import DEFAULT_FIELDS, item_to_sample
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits
-from penstock.plan.values import Workers, check_flag
+from penstock.plan.values import Workers, check_callable, check_flag, kind_of
 from penstock.storage import expand_braces, local_path, relative_names
 from penstock.storage.protocol import scheme
 
@@ -94,8 +95,11 @@ def record_parser(fields: str | MakeFields | None, trust_pickle: bool) -> MakeFi
         PlanError: ``fields`` is not valid, or records are pickled and not trusted.
         MissingExtra: The format of the records needs a package that is not installed.
     """
-    if fields is None or callable(fields):
-        return _value_field if fields is None else fields
+    if fields is None:
+        return _value_field
+    if callable(fields):
+        check_callable("read_lmdb(fields=...)", fields)
+        return partial(_fields_by, fields)
     if fields == "pickle" and not trust_pickle:
         raise PlanError("fields='pickle': pickle can run code; pass trust_pickle=True if you trust this data")
     if fields == "msgpack":
@@ -107,6 +111,13 @@ def record_parser(fields: str | MakeFields | None, trust_pickle: bool) -> MakeFi
         names = ", ".join(map(repr, ("tf.Example", "msgpack", "pickle", "caffe")))
         raise PlanError(f"fields={fields!r}: choose one of {names}, or give a function of the value")
     return parsers[fields]
+
+
+def _fields_by(function: MakeFields, value: bytes) -> Any:
+    found = function(value)
+    if not isinstance(found, Mapping | tuple | list):
+        raise TypeError(f"the function in fields= returned {kind_of(found)}: return a dict of fields")
+    return found
 
 
 def _value_field(value: bytes) -> dict[str, Any]:
@@ -362,4 +373,6 @@ class LocatedRecords:
         parsed = self.parse(value)
         found = parsed if isinstance(parsed, Mapping) else item_to_sample(parsed, DEFAULT_FIELDS)
         sample = {"__key__": _text(key), **found}
+        if not all(isinstance(name, str) for name in sample) or not isinstance(sample["__key__"], str):
+            raise ValueError(f"the names of fields and the key must be text, but are {[*found]}")
         return {name: content for name, content in sample.items() if self.fields.wants(name)}
