@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from penstock.codecs.limits import Limits, OverLimit
 from penstock.errors import MissingExtra
+from penstock.plan import kind_of
 
 Array = npt.NDArray[Any]
 
@@ -124,7 +125,7 @@ def encode_npz(value: Any) -> bytes:
         for name, part in value.items():
             array = as_array(part)
             if array is None or not isinstance(name, str):
-                raise TypeError(f"expected string keys and array values; {name!r} holds a {type(part).__name__}")
+                raise TypeError(f"expected string keys and array values; {name!r} holds {kind_of(part)}")
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 _write_npy(member, array)
     return stream.getvalue()

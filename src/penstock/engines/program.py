@@ -223,7 +223,10 @@ class Program:
             return None
         slices = all(stage.bounds is not None for stage in self.plan.ordering)
         if len(self.opened) > 1 or not slices or self.plan.cut is not None:
-            raise PlanError("a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined")
+            raise PlanError(
+                f"{self.arrangement.leaves[0].describe()} is read once, front to back: it cannot be shuffled, cut, "
+                "repeated or combined; store what it reads first"
+            )
         reader = self.opened[0]
         assert isinstance(reader, StreamReader)
         return reader

@@ -522,7 +522,7 @@ class MapTuple(Map):
 def _shape(item: Any) -> str:
     if isinstance(item, tuple | list):
         return f"{len(item)} values"
-    return f"a {type(item).__name__}; use to_tuple first"
+    return f"{kind_of(item)}; use to_tuple first"
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,13 @@ def test_a_cache_must_be_one() -> None:
         TarSource(("a.tar",), cache="folder")  # type: ignore[arg-type]
 
 
+def test_standard_input_is_read_alone_and_in_order() -> None:
+    with pytest.raises(PlanError, match="'-' is the standard input, which cannot be read together"):
+        ps.read_tar(["-", "a.tar"])
+    with pytest.raises(PlanError, match=r"read_tar\('-'\) is read once, front to back: it cannot be shuffled"):
+        ps.read_tar("-").shuffle().first()
+
+
 def test_standard_input_is_a_stream(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = TarSource(("-",))
     reader = source.open()

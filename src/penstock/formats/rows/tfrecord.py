@@ -14,7 +14,7 @@ from penstock.errors import DataError, MissingExtra
 from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
-from penstock.plan import Fields, is_tensor
+from penstock.plan import Fields, is_tensor, kind_of
 
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
@@ -286,9 +286,7 @@ def _encode_feature(value: Any) -> bytes:
     array = value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
     if array.ndim > 1 or array.dtype.kind not in "biuf" or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
         kind = f"of shape {array.shape}" if array.ndim > 1 else f"of {array.dtype}"
-        raise TypeError(
-            f"a {type(value).__name__} {kind} cannot be stored in a tf.train.Example; encode it to bytes first"
-        )
+        raise TypeError(f"{kind_of(value)} {kind} cannot be stored in a tf.train.Example; encode it to bytes first")
     flat = array.reshape(-1)
     if array.dtype.kind == "f":
         return _encode_field(_FLOAT_LIST, _encode_field(1, flat.astype("<f4").tobytes()))

@@ -58,6 +58,8 @@ class TarSource(Source):
 
     def __post_init__(self) -> None:
         check_storage(self.storage)
+        if STDIN in self.patterns and not self.streams:
+            raise PlanError("'-' is the standard input, which cannot be read together with other shards")
         if self.cache is not None and not isinstance(self.cache, Cache):
             raise PlanError(f"cache={self.cache!r}: give ps.Cache(folder, max_bytes=...)")
 
