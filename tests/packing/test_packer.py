@@ -578,7 +578,7 @@ def test_a_dataset_with_a_late_stage_is_packed_and_resumed(tmp_path: Path) -> No
     [
         ({"format": "zip"}, "format"),
         ({"format": "parquet", "compress": "bz2"}, "compress"),
-        ({"shuffle": "yes"}, "shuffle='yes': give True or False"),
+        ({"shuffle": "yes"}, "shuffle='yes': expected True or False"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"max_samples": 0}, "max_samples"),
         ({"workers": 0}, "workers"),

@@ -25,8 +25,7 @@ from penstock.formats.tables.source import PARQUET_SUFFIXES
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.landing import MODES, Mode, Packed, Target, check_path
 from penstock.packing import pack
-from penstock.packing.packer import check_flag
-from penstock.plan import Drop, MapFn, Resources, check_choice
+from penstock.plan import Drop, MapFn, Resources, check_choice, check_flag
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme

@@ -30,7 +30,7 @@ from penstock.landing import (
 from penstock.packing.estimate import estimate_shards
 from penstock.packing.inputs import PackInput, recognise, shuffle_plan
 from penstock.packing.parquet import parquet_compression, parquet_sinks
-from penstock.plan import OnError, Resources, check_choice, check_count, takes_mode
+from penstock.plan import OnError, Resources, check_choice, check_count, check_flag, takes_mode
 from penstock.plan.values import Workers
 from penstock.storage import Storage, redacted
 from penstock.storage.protocol import scheme
@@ -198,13 +198,3 @@ def _check_classes(existing: tuple[str, ...], new: tuple[str, ...]) -> None:
             f"the existing shards have {len(existing)} classes ({', '.join(existing[:3])}, ...) and the source has "
             f"others ({', '.join(new[:3])}, ...): the same number would mean two things; choose another folder"
         )
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Check that an argument is a boolean.
-
-    Raises:
-        PlanError: The value is neither True nor False.
-    """
-    if not isinstance(value, bool):
-        raise PlanError(f"{name}={value!r}: give True or False")

@@ -221,7 +221,7 @@ class ResultError(ValueError):
 
 
 class _UnequalRowsError(Exception):
-    """Rows with different fields, or rows that are no dicts, make no batch."""
+    """Rows have different fields, or are not dicts, so they cannot be stacked."""
 
 
 def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] | None) -> list[Any]:

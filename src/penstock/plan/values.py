@@ -257,7 +257,7 @@ def check_flag(name: str, value: Any) -> bool:
     """Return ``value`` if it is a boolean: any other value would count as true or false by chance.
 
     Raises:
-        PlanError: ``value`` is no boolean; the message names the argument ``name``.
+        PlanError: ``value`` is not a boolean; the message names the argument ``name``.
     """
     if not isinstance(value, bool):
         raise PlanError(f"{name}={value!r}: expected True or False")
