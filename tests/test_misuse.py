@@ -30,6 +30,31 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda t: t.decode(jgp="rgb8").take(1),
         "PlanError: decode(jgp='rgb8'): no field 'jgp'; the fields are cls, jpg: did you mean jpg?",
     ),
+    "parts": (
+        lambda t: t.split(2, equal="yes"),
+        "PlanError: equal='yes': expected True or False",
+    ),
+    "locality hints": (
+        lambda t: t.streaming_split(2, locality_hints=["a", "b"]),
+        "PlanError: split has no argument locality_hints; it takes n, equal; leave it out: Ray places the workers, and "
+        "every part is read where it is consumed",
+    ),
+    "half a key": (
+        lambda t: ps.S3(access_key="a"),
+        "PlanError: S3(): access_key= and secret_key= belong together: give both, or neither",
+    ),
+    "a device": (
+        lambda t: t.batched(2).loader(format="torch", device="gpu0"),
+        "PlanError: device='gpu0': give a device of torch, such as 'cuda': Invalid device string: 'gpu0'",
+    ),
+    "a time limit": (
+        lambda t: ps.connect("grpc://127.0.0.1:9", timeout_s=float("nan")),
+        "PlanError: timeout_s=nan: expected a number of seconds above 0",
+    ),
+    "an idle time": (
+        lambda t: ps.serve(t, "grpc://127.0.0.1:0", idle_s=-1),
+        "PlanError: idle_s=-1: expected a number of seconds above 0",
+    ),
     "select": (
         lambda t: t.select("jgp").take(1),
         "PlanError: select('jgp'): no field 'jgp'; the fields are cls, jpg: did you mean jpg?",

@@ -543,11 +543,12 @@ class StageMethods:
         """
         return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
-    def split(self, n: int, equal: bool = False) -> list[Self]:
+    def split(self, n: int, equal: bool = False, **unknown: Any) -> list[Self]:
         """Cut the dataset into ``n`` disjoint ones that can be pickled; ``equal`` drops at most n-1 samples.
 
         On Ray, the parts share one set of workers for the stages before the split, wherever each part is read.
         """
+        check_arguments("split", unknown, ("n", "equal"))
         n = check_count("split", n, least=1)
         uneven: Literal["drop", "keep"] = "drop" if check_flag("equal", equal) else "keep"
         shared = SharedStages(token_hex(8), len(self.plan.body))

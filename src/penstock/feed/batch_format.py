@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.engines import closed_at_exit
 from penstock.errors import MissingExtra, PlanError
-from penstock.plan import check_choice, check_count
+from penstock.plan import check_choice, check_count, check_flag
 
 FormatName = Literal["numpy", "torch", "jax"]
 _NUMERIC = "biufc"  # the kinds of numpy's types that all libraries have
@@ -51,9 +51,20 @@ class BatchFormat:
             raise PlanError(f"device={self.device!r}: numpy's arrays are in main memory; use format='torch' or 'jax'")
         if self.name != "torch" and self.pin_memory:
             raise PlanError("pin_memory= is for format='torch'")
+        if self.pin_memory is not None:
+            check_flag("pin_memory", self.pin_memory)
         _IMPORT[self.name]()
+        if self.name == "torch" and self.device is not None:
+            self._check_device()
         for dtype in self.dtypes.values() if isinstance(self.dtypes, Mapping) else [self.dtypes]:
             self._check_dtype(dtype)
+
+    def _check_device(self) -> None:
+        try:
+            _torch().device(self.device)
+        except (RuntimeError, TypeError) as exc:
+            problem = str(exc).splitlines()[0]
+            raise PlanError(f"device={self.device!r}: give a device of torch, such as 'cuda': {problem}") from None
 
     def _check_dtype(self, dtype: Any) -> None:
         if self.name == "torch" and not (dtype is None or isinstance(dtype, _torch().dtype)):

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from penstock.plan.values import check_choice as check_choice
     from penstock.plan.values import check_count as check_count
     from penstock.plan.values import check_flag as check_flag
+    from penstock.plan.values import check_seconds as check_seconds
     from penstock.plan.values import kind_of as kind_of
     from penstock.plan.values import name_of as name_of
     from penstock.plan.values import no_field as no_field

@@ -207,6 +207,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "collate_fn": "collate=fn",
         "partial": "drop_last=True for partial=False",
     },
+    "split": {"locality_hints": "leave it out: Ray places the workers, and every part is read where it is consumed"},
     "loader": {
         "batch_size": "batched(n).loader()",
         "collate_fn": "batched(n, collate=fn).loader()",

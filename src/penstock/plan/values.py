@@ -81,8 +81,8 @@ class Resources:
             raise PlanError(
                 f"cpus={self.cpus!r}, gpus={self.gpus!r}: cpus must be above 0 and gpus must not be negative"
             )
-        if self.timeout_s is not None and not _is_positive(self.timeout_s):
-            raise PlanError(f"timeout_s={self.timeout_s!r}: expected a number of seconds above 0")
+        if self.timeout_s is not None:
+            check_seconds("timeout_s", self.timeout_s)
         if self.memory is not None:
             object.__setattr__(self, "memory", size_in_bytes("memory", self.memory))
 
@@ -262,6 +262,16 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise PlanError(f"{name}={value!r}: expected True or False")
     return value
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Check that ``value`` is a finite number of seconds above 0.
+
+    Raises:
+        PlanError: ``value`` is not such a number; the message names the argument ``name``.
+    """
+    if not _is_positive(value):
+        raise PlanError(f"{name}={value!r}: expected a number of seconds above 0")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from penstock.errors import PlanError
 from penstock.feed import BatchFormat, Loader, find_rank
 from penstock.feed.ledger import SessionDataset
 from penstock.order import I64, Piece, State, head, tail, total
-from penstock.plan import Cut, Identity, check_count
+from penstock.plan import Cut, Identity, check_count, check_seconds
 from penstock.serving.access import find_token, read_certificate, read_secret_file
 from penstock.serving.answers import identify
 from penstock.serving.remote_run import SILENCE_S, RemoteRun, Traffic
@@ -274,6 +274,8 @@ def connect(
         PlanError: An argument is invalid, an address is not protected, or a server has another plan.
         StorageError: A certificate cannot be read.
     """
+    check_seconds("timeout_s", timeout_s)
+    check_seconds("silence_s", silence_s)
     if format is None and not (device is None and dtypes is None and pin_memory is None):
         raise PlanError("device=, dtypes= and pin_memory= need a format, such as format='torch'")
     converted = None if format is None else BatchFormat(format, device, dtypes, pin_memory, prefetch)

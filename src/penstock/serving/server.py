@@ -23,7 +23,7 @@ from typing import Any
 from penstock.dataset import Dataset
 from penstock.engines import Pipeline, Stats, snapshot
 from penstock.errors import EngineError, MissingExtra, PenstockError, PlanError
-from penstock.plan import size_in_bytes
+from penstock.plan import check_count, check_seconds, size_in_bytes
 from penstock.serving.access import (
     Address,
     Token,
@@ -315,6 +315,8 @@ def serve(
     """
     if not isinstance(dataset, Dataset):
         raise PlanError(f"serve() takes a dataset, not a {type(dataset).__name__}")
+    check_seconds("idle_s", idle_s)
+    check_count("max_consumers", max_consumers, least=1)
     parsed, secret = parse_address(address), find_token(token)
     pair = read_certificate(certificate, key)
     if client_ca is not None and certificate is None:

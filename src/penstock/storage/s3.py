@@ -21,7 +21,8 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from penstock.errors import StorageError
+from penstock.errors import PlanError, StorageError
+from penstock.plan import check_flag
 from penstock.storage.http_client import (
     MAX_CONNECTIONS,
     HttpObject,
@@ -100,6 +101,9 @@ class S3:
         profile: A profile in the user's AWS files.
         session_token: The token of temporary keys.
         retry: How persistent to be.
+
+    Raises:
+        PlanError: A value is not of its type, or keys are incomplete.
     """
 
     endpoint: str | None = None
@@ -110,6 +114,16 @@ class S3:
     profile: str | None = None
     session_token: str | None = field(default=None, repr=False)
     retry: Retry = DEFAULT
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "access_key", "secret_key", "region", "profile", "session_token"):
+            if not isinstance(getattr(self, name), str | None):
+                raise PlanError(f"S3({name}=): expected text")
+        check_flag("anonymous", self.anonymous)
+        if (self.access_key is None) != (self.secret_key is None):
+            raise PlanError("S3(): access_key= and secret_key= belong together: give both, or neither")
+        if self.session_token is not None and self.access_key is None:
+            raise PlanError("S3(): session_token= needs access_key= and secret_key=")
 
     def __repr__(self) -> str:
         shown = {own.name: getattr(self, own.name) for own in fields(self) if own.repr}
