@@ -434,6 +434,11 @@ class PrefetchedBytes(RemoteBytes):
                 chunk.reserved = True
             self.fetcher.enqueue(added, self.priority)
 
+    def fetch_small(self) -> None:
+        """Fetch an object ahead that is so small that parts of it would be one request too."""
+        if len(self) <= MAX_GAP:
+            self._fetch_ahead(0)
+
     def pass_over(self, offset: int) -> None:
         """Record that all wanted bytes before ``offset`` were announced: the others need not be held."""
         with self.fetcher.lock:

@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -284,3 +284,30 @@ def test_one_cache_is_for_one_kind_of_url(tmp_path: Path) -> None:
     ds = ps.read_tar(["memory://a/b.tar", "https://host/a.tar"], cache=ps.Cache(str(tmp_path)))
     with pytest.raises(PlanError, match=r"memory, https"):
         ds.first()
+
+
+@dataclass(frozen=True, slots=True)
+class _InPairs(Memory):
+    """A storage that answers for the last shards only when two of them are asked for at a time."""
+
+    asked: list[str] = field(default_factory=list, compare=False)
+    pair: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=30), compare=False)
+
+    def info(self, url: str) -> Info:
+        if url.endswith(".tar"):
+            self.asked.append(url)
+            if url[-6:-4] >= "40":
+                self.pair.wait()
+        return Memory.info(self, url)
+
+
+@pytest.mark.parametrize("stored", ["manifest", "indexes"])
+@pytest.mark.parametrize("order", ["in order", "all"])
+def test_many_small_shards_are_opened_together_and_once(tmp_path: Path, target: str, stored: str, order: str) -> None:
+    ps.from_items(SAMPLES[:120]).write_tar(str(tmp_path), max_samples=2)
+    upload(tmp_path, target, without=(MANIFEST,) if stored == "indexes" else ())
+    storage = _InPairs()
+    ds = ps.read_tar(f"{target}/shard-{{000000..000059}}.tar", storage=storage)
+    found = {sample["__key__"] for sample in (ds.shuffle(all=True) if order == "all" else ds)}
+    assert found == {sample["__key__"] for sample in SAMPLES[:120]}
+    assert len(storage.asked) == len(set(storage.asked)) == 60

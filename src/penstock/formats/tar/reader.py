@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import CONNECTIONS, SEQUENTIAL_BYTES, Fetcher, PrefetchedBytes
-from penstock.blobs.remote_bytes import RemoteBytes, StreamedBytes
 from penstock.blobs.small_objects import OBJECT_CONNECTIONS
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
+from penstock.formats.tar.open_shards import OPEN_SHARDS, Opened, close, content_size, remote_bytes, shards_to_close
 from penstock.formats.tar.remote import (
     GivenManifest,
     index_url,
@@ -45,15 +46,14 @@ from penstock.storage.protocol import scheme, without_query
 from penstock.storage.retry import while_wanted
 
 log = logging.getLogger(__name__)
-_OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 _MAX_OPENING = 24  # remote shards that are opened or counted ahead at a time
 
 
 class TarReader(Reader):
     """Locates and reads the samples of tar shards by number.
 
-    Opens a shard when one of its samples is first requested, and keeps the 32 most recently used open. Safe to use
-    from several threads; pickles as its arguments.
+    Opens a shard when one of its samples is first requested, and keeps the 32 most recently used open, and remote ones
+    as long as their indexes are small. Safe to use from several threads; pickles as its arguments.
 
     Args:
         urls: What the shards are called in samples and errors.
@@ -84,8 +84,9 @@ class TarReader(Reader):
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._manifest_counts = counts
         self._index_counts: dict[int, int] = {}
-        self._open: OrderedDict[int, OpenShard | UnindexedShard] = OrderedDict()
+        self._open: OrderedDict[int, Opened] = OrderedDict()
         self._opening: dict[int, Future[None]] = {}  # shards that are opened or counted ahead
+        self._ahead: set[int] = set()  # open shards that were opened ahead, and not used since
         self._countable: bool | None = None
         self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted but not opened yet
         self._lock = threading.Lock()
@@ -106,8 +107,10 @@ class TarReader(Reader):
         if self._manifest_counts is not None:
             return self._manifest_counts
         shards = range(len(self._paths))
-        if not scan and not all(shard in self._index_counts for shard in shards):
-            return None
+        if not all(shard in self._index_counts for shard in shards):
+            if not scan:
+                return None
+            self._find_countable()  # fetches the indexes beside remote shards, many at a time
         return np.array([self.count(shard) for shard in shards], np.int64)
 
     def count(self, shard: int) -> int:
@@ -150,9 +153,9 @@ class TarReader(Reader):
         remote = [shard for shard in shards if scheme(self._paths[shard]) != "file"]
         with self._lock:
             if whole:
-                remote = remote[:_OPEN_SHARDS]  # more would close those that are being read
+                remote = remote[:OPEN_SHARDS]  # more would close those that are being read
             else:
-                sizes = [max(1, _content_size(opened)) for opened in self._open.values()]
+                sizes = [max(1, content_size(opened)) for opened in self._open.values()]
                 remote = remote[: 2 + max(1, SEQUENTIAL_BYTES * len(sizes) // sum(sizes) if sizes else 0)]
             known = self._index_counts if whole else self._open
             new = [shard for shard in remote if shard not in known and shard not in self._opening]
@@ -171,7 +174,11 @@ class TarReader(Reader):
                 if priority is None:
                     self._remember(shard, self._load(shard, mapped=False))
                 else:
-                    self._load_in_order(shard, priority)
+                    with self._lock:
+                        self._ahead.add(shard)
+                    content = remote_bytes(self._load_in_order(shard, priority))
+                    if isinstance(content, PrefetchedBytes):
+                        content.fetch_small()
         except Exception as exc:
             log.debug("%s was not opened ahead: %s", self._urls[shard], exc)
         finally:
@@ -185,16 +192,21 @@ class TarReader(Reader):
         if future is not None:
             future.result()
 
-    def _open_in_order(self, shard: int) -> OpenShard | UnindexedShard:
+    def _open_in_order(self, shard: int) -> Opened:
         """Return an open shard; opens it to be read in order if necessary."""
         self._wait_for(shard)
         with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
-                self._open.move_to_end(shard)
+            found = self._use(shard)
         return found or self._load_in_order(shard, self._fetcher.next_priority())
 
-    def _load_in_order(self, shard: int, priority: int) -> OpenShard | UnindexedShard:
+    def _use(self, shard: int) -> Opened | None:
+        """Return a shard if it is open, which is then the one used last; call with the lock held."""
+        self._ahead.discard(shard)
+        if shard in self._open:
+            self._open.move_to_end(shard)
+        return self._open.get(shard)
+
+    def _load_in_order(self, shard: int, priority: int) -> Opened:
         path = self._paths[shard]
         loaded = open_in_order(path, open_storage(path, self._storage), self._fetcher, priority, limits=self._limits)
         if isinstance(loaded, UnindexedShard):
@@ -327,10 +339,10 @@ class TarReader(Reader):
         """Stop prefetching and close remote shards; later reads open them again."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
-            remote = [shard for shard, opened in self._open.items() if _remote_bytes(opened) is not None]
+            remote = [shard for shard, opened in self._open.items() if remote_bytes(opened) is not None]
             closed = [self._open.pop(shard) for shard in remote]
         for opened in closed:
-            _close(opened)
+            close(opened)
         fetcher.stop()
 
     def key(self, shard: int, index: int) -> str:
@@ -350,7 +362,7 @@ class TarReader(Reader):
             return opened.fields()
         return tuple(dict.fromkeys(name for kind in opened.index.kinds for name in kind))
 
-    def _parts(self, opened: OpenShard | UnindexedShard, rows: I64) -> Iterator[tuple[OpenShard, I64]]:
+    def _parts(self, opened: Opened, rows: I64) -> Iterator[tuple[OpenShard, I64]]:
         """Yield the parts of a shard that hold samples, each with the places in ``rows`` of its samples.
 
         Raises:
@@ -393,17 +405,23 @@ class TarReader(Reader):
         self._release_others(locator)
         return locator.located(index)
 
-    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[OpenShard | UnindexedShard, I64]]:
+    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[Opened, I64]]:
         """Yield the groups with their open shards; remote shards are opened concurrently: each takes round trips."""
         closed = [number for number, _ in groups if number not in self._open and scheme(self._paths[number]) != "file"]
         if len(closed) < 2:
             yield from ((self._shard(number), places) for number, places in groups)
             return
         self._entry(closed[0])  # reads the manifest, once for all
+        coming = iter(closed)
         with ThreadPoolExecutor(min(len(closed), CONNECTIONS), "penstock open") as pool:
-            opening = {number: pool.submit(self._shard, number) for number in closed[:_OPEN_SHARDS]}
+            opening = {number: pool.submit(self._shard, number) for number in islice(coming, CONNECTIONS)}
             for number, places in groups:
-                yield opening[number].result() if number in opening else self._shard(number), places
+                if number in opening:
+                    opened = opening.pop(number).result()
+                    opening.update((after, pool.submit(self._shard, after)) for after in islice(coming, 1))
+                    yield opened, places
+                else:
+                    yield self._shard(number), places
 
     def _release_others(self, locator: _Locator) -> None:
         """Release the pages of open shards that are not being read."""
@@ -440,13 +458,11 @@ class TarReader(Reader):
         manifest = self._manifests[folder]
         return manifest.entry(shard_name(path)) if manifest is not None else None
 
-    def _shard(self, shard: int) -> OpenShard | UnindexedShard:
+    def _shard(self, shard: int) -> Opened:
         """Return an open shard; opens it if necessary."""
         self._wait_for(shard)
         with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
-                self._open.move_to_end(shard)
+            found = self._use(shard)
         if found is None:
             found = self._remember(shard, self._load(shard, mapped=True))
             assert found is not None
@@ -494,14 +510,14 @@ class TarReader(Reader):
         problem = f"the shard was written again: {MANIFEST} says {expected} samples, the shard holds {found}"
         return DataError(f"{problem}; run `penstock index {shlex.quote(folder)}` to update it", self._urls[shard])
 
-    def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | UnindexedShard | None:
+    def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> Opened | None:
         """Remember the count of a shard, and the open shard if its content was loaded."""
         index, content = loaded
         with self._lock:
             self._index_counts[shard] = index.samples
             if content is None:
                 self._indexes[shard] = index
-                if len(self._indexes) > _OPEN_SHARDS:
+                if len(self._indexes) > OPEN_SHARDS:
                     self._indexes.popitem(last=False)
                 return None
         return self._keep_open(shard, OpenShard(self._urls[shard], index, content))
@@ -514,36 +530,19 @@ class TarReader(Reader):
             if isinstance(unindexed, UnindexedShard) and unindexed.whole is not None:
                 self._open[shard] = unindexed.whole
 
-    def _keep_open(self, shard: int, opened: OpenShard | UnindexedShard) -> OpenShard | UnindexedShard:
+    def _keep_open(self, shard: int, opened: Opened) -> Opened:
         """Keep a shard open, unless prefetching has stopped, and close the one that was used least recently."""
         with self._lock:
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
-            content = _remote_bytes(opened)
+            content = remote_bytes(opened)
             if isinstance(content, PrefetchedBytes) and content.fetcher.stopped:
                 return opened
             self._open[shard] = opened
-            evicted = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
-        if evicted is not None:
-            _close(evicted)
+            evicted = [self._open.pop(other) for other in shards_to_close(self._open, self._ahead, shard)]
+        for other in evicted:
+            close(other)
         return opened
-
-
-def _remote_bytes(opened: OpenShard | UnindexedShard) -> RemoteBytes | None:
-    """Return the bytes of a shard that are fetched when they are read; None if they are on this machine."""
-    content = opened.content if isinstance(opened, UnindexedShard) else opened.content.bytes
-    return content if isinstance(content, RemoteBytes) else None
-
-
-def _content_size(opened: OpenShard | UnindexedShard) -> int:
-    content = opened.content if isinstance(opened, UnindexedShard) else opened.content.bytes
-    return 1 << 30 if isinstance(content, StreamedBytes) else len(content)  # of a streamed one the size is not known
-
-
-def _close(opened: OpenShard | UnindexedShard) -> None:
-    content = _remote_bytes(opened)
-    if content is not None:
-        content.close()
 
 
 def _is_sequential(order: I64, shard: I64, index: I64) -> bool:

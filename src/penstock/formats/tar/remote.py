@@ -102,7 +102,8 @@ def open_in_order(
     if path is not None:
         return _open_copy(path, url, index, None, limits)
     if index is not None and _readable_by_ranges(index, info):
-        return index, Content(PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums))
+        prefetched = PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums, priority)
+        return index, Content(prefetched)
     if info.ranges and info.size is not None and info.size > MAX_SHARD:
         raise StorageError(f"the server declares {info.size:,} bytes, more than a shard can have", redacted(url))
     content = _bytes_in_order(url, storage, fetcher, priority, info, limits)
