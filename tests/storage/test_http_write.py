@@ -14,7 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, StorageError
-from penstock.storage import HTTP, Retry
+from penstock.formats.files import find_files
+from penstock.storage import HTTP, Retry, expand
 from penstock.storage.protocol import Storage
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, webdav_server
@@ -65,6 +66,38 @@ def test_shards_are_packed_to_webdav_and_read_back(root: str) -> None:
     ds = ps.read_tar(f"{root}/shards", storage=storage)
     assert len(ds) == 50
     assert [sample["txt"] for sample in ds] == [sample["txt"] for sample in samples]
+
+
+def test_globs_and_folders_are_listed_on_webdav(root: str, storage: HTTP) -> None:
+    for name in ("a-0.tar", "a-1.tar", "a b.csv", "t.csv", "in/a-2.tar", ".index"):
+        write(storage, f"{root}/{name}", DATA)
+
+    def names(pattern: str, *suffixes: str) -> list[str]:
+        return [url.removeprefix(f"{root}/") for url in expand([f"{root}/{pattern}"], suffixes, storage)]
+
+    assert names("*.tar") == names("a-[01].tar") == names("", ".tar") == ["a-0.tar", "a-1.tar"]
+    assert names("**/a-*.tar") == ["a-0.tar", "a-1.tar", "in/a-2.tar"]
+    assert names("a%20*.csv") == ["a b.csv"]
+    assert names("*.tar?token=1") == ["*.tar?token=1"]
+    assert find_files((f"{root}/",), (".tar",), storage) == [
+        f"{root}/{n}" for n in ("a-0.tar", "a-1.tar", "in/a-2.tar")
+    ]
+    with pytest.raises(StorageError, match="matches no files"):
+        names("*.parquet")
+
+
+@pytest.mark.parametrize("pattern", ["", "*.csv"])
+def test_a_folder_or_glob_on_a_server_that_cannot_list_is_an_error(folder: Path, pattern: str) -> None:
+    with http_server(folder) as port, pytest.raises(StorageError, match="cannot be listed; write out the names"):
+        ps.read_csv(f"http://127.0.0.1:{port}/{pattern}").first()
+
+
+def test_a_name_with_the_characters_of_a_glob_is_read_where_no_folder_is_listed(tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "a[1]*.csv").write_text("x\n1\n")
+    with http_server(served) as port:
+        assert ps.read_csv(f"http://127.0.0.1:{port}/a[1]*.csv").take_all() == [{"x": 1}]
 
 
 def test_an_upload_survives_connections_that_break(storage: HTTP, port: int) -> None:

@@ -177,7 +177,8 @@ def _read_list(url: str, storage: Storage | None) -> list[str]:
 
 def _list_remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) -> list[str]:
     """List the objects of a URL: the object itself, those that a glob matches, or all below a folder."""
-    if glob.has_magic(pattern) or "." in pattern.rpartition("/")[2] or scheme(pattern) in ("http", "https"):
+    last = pattern.rpartition("/")[2]
+    if glob.has_magic(pattern) or "." in last or (last and scheme(pattern) in ("http", "https")):
         return expand((pattern,), suffixes, storage)
     urls = [entry.url for entry in open_storage(pattern, storage).list(pattern.rstrip("/") + "/")]
     matching = [url for url in urls if not url.rpartition("/")[2].startswith(".") and _has_suffix(url, suffixes)]

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan import Traits
-from penstock.storage.protocol import Storage, bare_url, open_storage, redacted, scheme, unsigned
+from penstock.storage.protocol import Storage, bare_url, exists, open_storage, redacted, scheme, unsigned
 
 STDIN = "-"
 _HOST = re.compile(r"^(?:https?|ftps?|sftp|ssh|smb)://[^/]*/*", re.IGNORECASE)
@@ -197,10 +197,13 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 
 
 def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
-    """Return the files that a remote URL matches; an HTTP URL, which cannot be listed, is returned as it is."""
-    if scheme(name) in ("http", "https"):
+    """Return the files that a remote URL matches; an HTTP URL with a query is that of one object."""
+    http = scheme(name) in ("http", "https")
+    if http and "?" in name:
         return [name]
-    if glob.has_magic(name):
+    if http and re.search(r"[*[]", _path(name)):
+        return _expand_http(name, storage)
+    if not http and glob.has_magic(name):
         folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
         matcher = _glob_regex(name)
         urls = (entry.url for entry in storage.list(folder))
@@ -209,12 +212,35 @@ def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_
         )
     endings, last = tuple(suffixes), name.rsplit("/", 1)[-1]
     is_file = last.endswith(endings) if endings else "." in last
-    if last and (is_file or not may_be_folder):
+    if last and (is_file or http or not may_be_folder):
         return [name]
     below = name.rstrip("/") + "/"
     inside = ((entry.url, entry.url.removeprefix(below)) for entry in storage.list(below))
     found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(endings or ("",))]
     return sorted(found, key=natural_key) or ([name] if last else _raise_no_files(redacted(name)))
+
+
+def _expand_http(name: str, storage: Storage) -> list[str]:
+    """Return the objects that a glob matches on a server of WebDAV; any other has at most an object of that name.
+
+    Raises:
+        StorageError: The server cannot be listed, and there is no such object.
+    """
+    path = _path(name)
+    folder = path[: re.search(r"[*[]", path).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    try:
+        urls = [entry.url for entry in storage.list(name.removesuffix(path) + folder + "/")]
+    except StorageError:
+        if exists(storage, name):
+            return [name]
+        raise
+    matcher = _glob_regex(unquote(path))
+    return [url for url in urls if matcher.fullmatch(unquote(_path(url)))] or _raise_no_files(redacted(name))
+
+
+def _path(url: str) -> str:
+    """Return the path of a URL of a server, from the slash after the host on."""
+    return "/" + url.partition("://")[2].partition("/")[2] if url.count("/") > 2 else ""
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str]:

@@ -98,7 +98,7 @@ class TarSource(Source):
 
     def _shards_of(self, pattern: str) -> list[str]:
         """Return the shards that a pattern matches; those of an HTTP folder are the ones that its manifest names."""
-        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(TAR_SUFFIXES):
+        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith((*TAR_SUFFIXES, "*")):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage, optional=True)
             return (
                 _listed_shards(pattern, self.storage)
