@@ -177,6 +177,19 @@ def test_a_plain_server_is_written_by_put_with_a_token(tmp_path: Path) -> None:
         assert "wrong" not in str(caught.value).replace("missing or wrong", "")
 
 
+def test_a_plain_server_takes_single_archives_and_refuses_runs(tmp_path: Path) -> None:
+    with put_server(tmp_path) as port:
+        storage, host = HTTP(token=PASSWORD, retry=QUICK), f"http://127.0.0.1:{port}"
+        with ps.TarWriter(f"{host}/one.tar", storage=storage) as shard:
+            shard.write({"__key__": "k", "txt": "text"})
+        assert ps.read_tar(f"{host}/one.tar", storage=storage).first()["txt"] == b"text"
+        with pytest.raises(
+            StorageError, match=r"a run has to list its target.*cannot be listed; .*ps.TarWriter\(url\)"
+        ):
+            ps.from_items([{"txt": "text"}]).write_tar(f"{host}/many", storage=storage)
+        assert sorted(path.name for path in tmp_path.rglob("*.*") if path.is_file()) == ["one.tar", "one.tar.index"]
+
+
 def test_a_server_that_only_reads_says_so(tmp_path: Path) -> None:
     with http_server(tmp_path) as port:
         url = f"http://127.0.0.1:{port}/object"

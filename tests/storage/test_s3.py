@@ -448,6 +448,20 @@ def test_keys_without_write_permission_are_an_error(
             upload.write(bytes(LARGE))
 
 
+def test_keys_without_the_permission_to_list_are_told_to_write_out_the_names(
+    photos: Path, port: int, credentials: pytest.MonkeyPatch, root: str
+) -> None:
+    ps.pack(photos, root)
+    with Proxy("127.0.0.1", port) as proxy:
+        credentials.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        proxy.rule("list-type", times=None, status=403)
+        with pytest.raises(StorageError, match=r"access denied.*s3:ListBucket.*write out the names"):
+            ps.read_tar(f"{root}/*.tar").first()
+        assert ps.read_tar(f"{root}/shard-{{000000..000000}}.tar").first()
+        with pytest.raises(StorageError, match=r"a run has to list its target.*access denied"):
+            ps.pack(photos, f"{root}/other")
+
+
 def test_a_forbidden_manifest_or_index_is_treated_as_missing(port: int, root: str) -> None:
     sample = {"__key__": "a", "txt": b"text"}
     with ps.TarWriter(f"{root}/a.tar", storage=_storage(port)) as writer:

@@ -129,11 +129,28 @@ def _lock_object(work: str, storage: Storage, owner: Owner, kind: str) -> Iterat
         raise folder_in_use(work, str(other), kind)
     put_object(storage, url, json.dumps(owner.to_json()).encode())
     try:
+        _require_listing(storage, work)
         yield check
     finally:
         with suppress(StorageError):  # what is left names a run that is not alive
             if stored() == owner:
                 storage.delete(url)
+
+
+def _require_listing(storage: Storage, work: str) -> None:
+    """Check that a run can find what an interrupted one has written.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    try:
+        next(iter(storage.list(f"{work}/")), None)
+    except StorageError as exc:
+        problem = (
+            f"a run has to list its target, to find what an interrupted one wrote: {exc.problem.partition(';')[0]}"
+        )
+        advice = "write to a server that can be listed (S3, WebDAV), or single archives with ps.TarWriter(url)"
+        raise StorageError(f"{problem}; {advice}", redacted(work.rpartition("/")[0])) from exc
 
 
 @contextmanager

@@ -172,7 +172,11 @@ class S3:
     def _pages(self, url: str, params: Mapping[str, Any]) -> Iterator[Any]:
         token: str | None = None
         while True:
-            page = self.call("list_objects_v2", url, {**params, **({"ContinuationToken": token} if token else {})})
+            try:
+                page = self.call("list_objects_v2", url, {**params, **({"ContinuationToken": token} if token else {})})
+            except Forbidden as error:
+                advice = "listing needs s3:ListBucket; without it, write out the names, as in a-{000..146}.tar"
+                raise Forbidden(f"{error.problem}; {advice}", error.url) from error
             yield page
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if not token:
