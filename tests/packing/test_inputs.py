@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from PIL import Image
 
@@ -163,3 +164,13 @@ def test_a_path_that_is_not_a_source_is_refused(tmp_path: Path) -> None:
         recognise("memory://test-inputs/list.csv", workers=None, image="png")
     with pytest.raises(PlanError, match="no such folder or list"):
         recognise(str(tmp_path / "missing"), workers=None, image="png")
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_an_lmdb_environment_is_read_by_the_function_that_knows_its_fields(tmp_path: Path, subdir: bool) -> None:
+    path, target = tmp_path / "a.lmdb", str(tmp_path / "out")
+    with lmdb.open(str(path), map_size=1 << 20, subdir=subdir) as env, env.begin(write=True) as transaction:
+        transaction.put(b"key", b"value")
+    with pytest.raises(PlanError, match=r"a\.lmdb: it is an LMDB environment.*ps\.pack\(ps\.read_lmdb\(path, fields="):
+        ps.pack(path, target)
+    assert ps.pack(ps.read_lmdb(path), target).samples == 1

@@ -62,6 +62,13 @@ class LmdbSource(Source):
         return f"read_lmdb({', '.join(map(repr, self.paths))})"
 
 
+def is_environment(path: str) -> bool:
+    """Return whether a local path is that of an environment: a file of LMDB, or a folder with its data file."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, _DATA_FILE))
+    return path.endswith(LMDB_SUFFIXES) and os.path.isfile(path)
+
+
 def find_environments(patterns: tuple[str, ...]) -> list[str]:
     """List the data files of the environments: files, folders with a data file, or folders of environments.
 

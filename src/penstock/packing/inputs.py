@@ -13,6 +13,7 @@ from penstock.codecs.features import ClassLabel
 from penstock.codecs.stage import Encode
 from penstock.errors import PlanError, StorageError
 from penstock.formats.items import ItemsSource
+from penstock.formats.lmdb import is_environment
 from penstock.formats.manifest import MANIFEST, read_manifest_at
 from penstock.formats.tables.huggingface import HuggingFaceSource, is_huggingface_dataset
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
@@ -138,6 +139,9 @@ def _path_input(path: str, workers: Workers, storage: Storage | None) -> PackInp
     local = local_path(path) if on_disk(path) else None
     if local is None and scheme(path) != "file" and (files := _remote_files(path, workers, storage)) is not None:
         return _file_input(files)
+    if local is not None and is_environment(local):
+        advice = "write ps.pack(ps.read_lmdb(path, fields=...), folder), or use penstock convert"
+        raise PlanError(f"{path}: it is an LMDB environment, whose records may be anything: {advice}")
     if local is not None and os.path.isdir(local) and not _holds_shards(local):
         return _file_input(list_folder(local.rstrip("/") or "/", workers))
     if local is not None and local.lower().endswith(LIST_SUFFIXES):
