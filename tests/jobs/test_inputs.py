@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, StorageError
 from penstock.jobs.inputs import Input, fingerprints, journal_key, resolve_inputs, take_fingerprint
-from penstock.storage import Memory
+from penstock.storage import Info, Memory
 
 
 def _urls(given: object) -> list[str]:
@@ -89,3 +90,18 @@ def test_a_missing_input_has_no_fingerprint(folder: Path) -> None:
     with pytest.raises(StorageError, match="there is no such file"):
         take_fingerprint(gone, None)
     assert fingerprints([gone, Input(1, "memory://j/gone", "k")], None) == [None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Untagged(Memory):
+    """A storage that cannot detect changes."""
+
+    def info(self, url: str) -> Info:
+        return replace(Memory.info(self, url), tag=None)
+
+
+def test_an_input_whose_changes_cannot_be_seen_has_no_fingerprint() -> None:
+    remote = Input(0, "memory://j/untagged", "memory://j/untagged")
+    _put(remote.url, b"1")
+    assert fingerprints([remote], None) != [None]
+    assert fingerprints([remote], _Untagged()) == [None]

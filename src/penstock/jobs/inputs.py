@@ -135,13 +135,17 @@ def take_fingerprint(job_input: Input, storage: Storage | None) -> Fingerprint:
 
 
 def fingerprints(inputs: Sequence[Input], storage: Storage | None) -> list[Fingerprint | None]:
-    """Return the fingerprints of inputs, in order; ``None`` for one that cannot be accessed."""
+    """Return the fingerprints of inputs, in order; ``None`` for one that cannot be accessed or compared.
+
+    Changes are not seen on a server that sends neither an ETag nor a time: its inputs are processed again.
+    """
 
     def fingerprint_or_none(job_input: Input) -> Fingerprint | None:
         try:
-            return take_fingerprint(job_input, storage)
+            found = take_fingerprint(job_input, storage)
         except StorageError:
             return None
+        return None if found[1] is None else found
 
     if all(job_input.path is not None for job_input in inputs):
         return [fingerprint_or_none(job_input) for job_input in inputs]
