@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import tarfile
 from pathlib import Path
@@ -128,3 +129,32 @@ def test_written_shards_are_read_by_webdataset_and_by_penstock(tmp_path: Path) -
             assert kept == samples
     with tarfile.open(tmp_path / "a-0.tar") as tar:
         assert not any(member.pax_headers for member in tar)
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated")
+def test_arguments_of_the_first_versions_have_their_meaning(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(wds.WebDataset(url, length=7)) == 7
+    resized = wds.ResizedDataset(wds.WebDataset(url), 5, nominal=50)
+    assert (len(resized), len(list(resized))) == (50, 5)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="fewer batches than ranks"):
+        wds.WebDataset(url).ddp_equalize(1)
+
+    def of_ranks(epoch: int) -> list[list[str]]:
+        monkeypatch.setenv("WDS_EPOCH", str(epoch))
+        shares = []
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            shares.append(sorted(item["url"] for item in wds.PytorchShardList(url, True, False)))
+        return shares
+
+    epochs = [of_ranks(epoch) for epoch in range(8)]
+    assert all(sorted(itertools.chain(*shares)) == wds.SimpleShardList(url).urls for shares in epochs)
+    assert len({str(shares) for shares in epochs}) > 1, "ranks change shards by epoch"
+    monkeypatch.delenv("WDS_EPOCH")
+    with pytest.raises(ValueError, match="as WDS_EPOCH"):
+        list(wds.PytorchShardList(url, epoch_shuffle=True))
+    shard_list = wds.PytorchShardList(url, split_by_node=False)
+    assert [list(shard_list) != list(shard_list) for _ in range(3)].count(True) > 0
+    assert [sorted(item["url"] for item in shard_list) for _ in range(2)] == [wds.SimpleShardList(url).urls] * 2

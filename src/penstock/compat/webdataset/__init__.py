@@ -1,9 +1,4 @@
-"""WebDataset's names, backed by Penstock's reader, storages and codecs: change the import, keep the script.
-
-A name is looked up in its module each time, so that a program may assign another function there.
-"""
-
-from __future__ import annotations
+"""WebDataset's names over Penstock's reader, storages and codecs; they are looked up in their modules when used."""
 
 from importlib import import_module
 from typing import Any

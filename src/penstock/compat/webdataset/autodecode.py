@@ -1,7 +1,5 @@
 """Decode samples field by field: a list of handlers ``f(key, data)``, of which the first that returns a value wins."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import io
@@ -60,18 +58,17 @@ decoders: dict[str, Callable[[bytes], Any]] = {
 
 
 def basichandlers(key: str, data: bytes) -> Any:
-    """Decode text, numbers, JSON, arrays and so on by extension; None if the extension is none of these."""
     decode = decoders.get(key.rpartition(".")[2])
     return None if decode is None else decode(data)
 
 
 def call_extension_handler(key: str, data: bytes, f: Callable[[bytes], Any], extensions: list[str]) -> Any:
-    name = "." + key.lower().lstrip(".")
-    return f(data) if any(name.endswith("." + extension) for extension in extensions) else None
+    parts, wanted = key.lower().split("."), [extension.split(".") for extension in extensions]
+    return f(data) if any(parts[-len(each) :] == each for each in wanted) else None
 
 
 def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> Callable[[str, bytes], Any]:
-    """Return a handler that decodes these extensions, ``"jpg jpeg"`` or ``"seg.jpg"``, with ``f``."""
+    """Return a handler that decodes ``"jpg jpeg"`` or ``"seg.jpg"`` with ``f``; ``".jpg"``: the field of that name."""
     return functools.partial(call_extension_handler, f=f, extensions=extensions.lower().split())
 
 
@@ -102,7 +99,6 @@ imagehandler = ImageHandler
 
 
 def _by_torch(key: str, data: bytes, *, function: str, extensions: str, **options: Any) -> Any:
-    """Pass the field, as a temporary file, to a function of torchaudio or torchvision."""
     extension = key.rpartition(".")[2]
     if extension not in extensions.split():
         return None
@@ -117,9 +113,7 @@ torch_video = functools.partial(_by_torch, function="torchvision.io.read_video",
 torch_audio = functools.partial(_by_torch, function="torchaudio.load", extensions=_AUDIO)
 
 
-class Continue(NamedTuple):
-    """Returned by a handler: the next handlers get this key and data."""
-
+class Continue(NamedTuple):  # returned by a handler: the next handlers get this key and data
     key: str
     data: bytes
 
@@ -162,6 +156,10 @@ class Decoder:
         return data
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(sample, dict), f"decode() takes samples with named fields, and got {type(sample)}"
+        return self.decode(sample)
+
+    def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode the fields of a sample; ``DecodingError`` if a handler fails."""
         result = {}
         for name, value in sample.items():

@@ -1,7 +1,5 @@
 """Shards opened one after the other: as streams, or as whole files in a cache folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -74,9 +72,7 @@ class StreamingOpen:
         return (gopen.gopen(url), None) if path is None else (open(path, "rb"), path)
 
 
-class FileCache(StreamingOpen):
-    """A stage that copies remote shards to a folder, as whole files, and opens them there."""
-
+class FileCache(StreamingOpen):  # copies remote shards to a folder, as whole files, and opens them there
     def __init__(
         self,
         cache_dir: Any = None,
@@ -92,7 +88,6 @@ class FileCache(StreamingOpen):
         self.url_to_name, self.validator = url_to_name, validator
 
     def get_file(self, url: str) -> str:
-        """Return the path of a shard in the folder, where it is copied to if it is not there."""
         path = os.path.join(self.cache_dir, self.url_to_name(url))
         if os.path.exists(path):
             return path
@@ -112,12 +107,14 @@ class FileCache(StreamingOpen):
         return open(path, "rb"), path
 
 
-def cached_tarfile_samples(
-    src: Any, handler: Handler = reraise_exception, select_files: Any = None, rename_files: Any = None, **options: Any
-) -> Iterator[dict[str, Any]]:
-    utils.warn_deprecated("cached_tarfile_to_samples", "write WebDataset(urls, cache_dir=...)")
-    streams = FileCache(handler=handler, **options)(src)
-    files = tariterators.tar_file_expander(streams, handler, select_files, rename_files)
+def cached_url_opener(data: Any, handler: Handler = reraise_exception, **options: Any) -> Iterator[dict[str, Any]]:
+    utils.warn_deprecated("the cached openers", "write WebDataset(urls, cache_dir=...)")
+    return FileCache(handler=handler, **options)(data)
+
+
+def cached_tarfile_samples(src: Any, handler: Handler = reraise_exception, **options: Any) -> Iterator[dict[str, Any]]:
+    chosen = {name: options.pop(name, None) for name in ("select_files", "rename_files")}
+    files = tariterators.tar_file_expander(cached_url_opener(src, handler, **options), handler, **chosen)
     return tariterators.group_by_keys(files, handler=handler)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
@@ -16,9 +17,9 @@ from penstock.compat.webdataset.autodecode import Decoder, ImageHandler, handle_
 from penstock.compat.webdataset.handlers import Handler, reraise_exception
 from penstock.compat.webdataset.pipeline import DataPipeline
 from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
+from penstock.compat.webdataset.shardlists import split_by_worker
 
-_OLD_INTEGERS = "cls cls2 class count index inx id"
-_OLD_IMAGES = ("png", "jpg", "jpeg", "img", "image", "pbm", "pgm", "ppm")
+_OLD_INTEGERS, _OLD_IMAGES = "cls cls2 class count index inx id", "png jpg jpeg img image pbm pgm ppm"
 
 
 class FluidInterface:
@@ -34,7 +35,10 @@ class FluidInterface:
 
     def ddp_equalize(self, length: int, with_length: bool = True) -> Any:
         utils.warn_deprecated("ddp_equalize", "write .with_epoch(n), n being the items of one rank")
-        each: Any = self.compose().with_epoch(length // utils.pytorch_worker_info()[1])
+        world = utils.pytorch_worker_info()[1]
+        if length < world:
+            raise ValueError(f"ddp_equalize({length}): fewer batches than ranks, of which there are {world}")
+        each: Any = self.compose().with_epoch(length // world)
         return each.with_length(each.nsamples, silent=True) if with_length else each
 
 
@@ -54,11 +58,7 @@ for _name in (
 
 
 class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDataset"]):
-    """The samples of shards: a pipeline of the stages list, split, shuffle, open, read members, group.
-
-    ``urls`` is a pattern, a list, a dataset of ``dict(url=...)``, or a folder with a slash at its end; the others are
-    arguments of the stages, and ``old`` those of WebDataset's first versions.
-    """
+    """The samples of shards: of a pattern, a list, a dataset of URLs or ``dict(url=...)``, or a folder with a slash."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDatase
         url_to_name: Any = cache.pipe_cleaner,
         detshuffle: bool = False,
         nodesplitter: Any = shardlists.single_node_only,
-        workersplitter: Any = shardlists.split_by_worker,
+        workersplitter: Any = split_by_worker,
         select_files: Any = None,
         rename_files: Any = None,
         empty_check: bool = True,
@@ -83,13 +83,15 @@ class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDatase
     ) -> None:
         super().__init__()
         later: list[Any] = [shardlists.non_empty] if empty_check else []
+        self.size = old.pop("length", None)
         if old:
             later, shardshuffle = _old_stages(**old), old.get("shuffle", 0) > 0 and 10_000
         self.seed = os.environ.get("WDS_SEED") if seed is None else seed
         resampled = resampled or mode == "resampled"
-        self.append(_source(urls, resampled, mode))
-        if not (resampled or isinstance(urls, IterableDataset)):  # each worker then has shards of its own
-            self.pipeline += [stage for stage in (nodesplitter, workersplitter) if stage]
+        self.append(source := _source(urls, resampled, mode))
+        own = () if type(source) is shardlists.SimpleShardList else (shardlists.single_node_only, split_by_worker)
+        splitters = (nodesplitter, workersplitter)  # but the default ones, where each worker has shards of its own
+        self.pipeline += [stage for stage in splitters if stage and stage not in own]
         if shardshuffle and not resampled:
             size = 100 if shardshuffle is True else shardshuffle
             by_epoch = filters.detshuffle(size, seed=int(self.seed or 0)) if detshuffle else None
@@ -105,15 +107,16 @@ class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDatase
 
 
 def _source(urls: Any, resampled: bool, mode: str | None) -> Any:
-    if isinstance(urls, IterableDataset):
+    listed = shardlists.ResampledShards | shardlists.DirectoryShardList | shardlists.SimpleShardList
+    if isinstance(urls, listed) or (isinstance(urls, IterableDataset) and isinstance(next(iter(urls), ""), dict)):
+        if resampled:
+            raise ValueError("resampled=True needs URLs, a pattern or a list: this dataset chooses the shards itself")
         return urls
     urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
     if isinstance(urls, str) and urls.endswith((".json", ".yaml", ".yml")):
         raise ValueError(f"{urls}: use penstock.compat.wids for an index of shards")
     if isinstance(urls, str) and urlparse(urls).path.endswith("/"):
         return shardlists.DirectoryShardList(urls, mode=mode or "resample")
-    if not isinstance(urls, Iterable) or isinstance(urls, bytes | dict):
-        raise ValueError(f"cannot handle urls of type {type(urls)}")
     return (shardlists.ResampledShards if resampled else shardlists.SimpleShardList)(urls)
 
 
@@ -128,19 +131,17 @@ def _opener(cache_dir: Any, cache_size: float, url_to_name: Any, verbose: bool, 
     return cache.FileCache(folder, url_to_name, verbose, handler=handler, cache_size=cache_size)
 
 
-class FluidWrapper(DataPipeline, FluidInterface):
-    """A pipeline with the fluent interface, over any source."""
+class FluidWrapper(DataPipeline, FluidInterface): ...
 
 
 class WebLoader(DataPipeline, FluidInterface):
-    """A ``DataLoader`` with the fluent interface."""
-
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(DataLoader(*args, **kw))
 
 
-def MockDataset(sample: Any, length: int) -> DataPipeline:  # WebDataset's name
-    return DataPipeline([[sample] * length])
+class MockDataset(DataPipeline):
+    def __init__(self, sample: Any, length: int) -> None:
+        super().__init__([[sample] * length])
 
 
 def with_length(dataset: Any, length: int) -> DataPipeline:
@@ -170,7 +171,7 @@ def _old_decoder(decoder: Any) -> Any:
         return Decoder([handle_extension(extension, f) for extension, f in decoder.items()], pre=[], post=[])
     if callable(decoder):
         return decoder
-    images = ImageHandler("rgb" if decoder is True else decoder, _OLD_IMAGES)
+    images = ImageHandler("rgb" if decoder is True else decoder, _OLD_IMAGES.split())
     return Decoder([handle_extension(_OLD_INTEGERS, _integer), images, handle_extension("msgpack", decode_msgpack)])
 
 
@@ -180,23 +181,23 @@ def _integer(data: bytes) -> Any:
 
 def Dataset(urls: Any, length: int | None = None, shuffle: Any = None, **options: Any) -> Any:  # WebDataset's name
     utils.warn_deprecated("wds.Dataset", "write wds.WebDataset")
-    dataset = WebDataset(urls, shardshuffle=shuffle, **options)
-    return dataset if length is None else dataset.with_length(length, silent=True)
+    return WebDataset(urls, shardshuffle=shuffle, length=length, **options)
 
 
 class ResizedDataset(IterableDataset[Any]):
-    """``length`` samples of a dataset per iteration; the next iteration continues where the last one stopped."""
+    """``length`` samples per iteration, which continues where the last one stopped; ``len()`` says ``nominal``."""
 
-    def __init__(self, dataset: Any, length: int | None = None) -> None:
+    def __init__(self, dataset: Any, length: int | None = None, nominal: int | None = None) -> None:
         utils.warn_deprecated("ResizedDataset", "write .with_epoch(length).with_length(length)")
         self.dataset, self.length = dataset, len(dataset) if length is None else length
+        self.nominal = self.length if nominal is None else nominal
         self.source: Iterator[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "source": None}
 
     def __len__(self) -> int:
-        return self.length
+        return self.nominal
 
     def __iter__(self) -> Iterator[Any]:
         self.source = self.source or iter(DataPipeline(self.dataset).repeat())
@@ -207,22 +208,25 @@ ChoppedDataset = with_epoch = ResizedDataset
 
 
 class PytorchShardList(shardlists.SimpleShardList):
-    """The shards of this rank and worker, in another order each epoch."""
+    """The shards of this rank and worker, in another order each epoch; ``epoch_shuffle``: others by ``WDS_EPOCH``."""
 
-    def __init__(
-        self, urls: Any, shuffle: bool = True, split_by_worker: bool = True, split_by_node: bool = True, **unused: Any
-    ) -> None:
+    def __init__(self, urls: Any, epoch_shuffle: bool = False, shuffle: bool = True, **options: Any) -> None:
         utils.warn_deprecated("PytorchShardList", "write SimpleShardList, split_by_node, split_by_worker, shuffle")
         super().__init__(urls)
-        self.epoch, self.shuffle = -1, shuffle
-        self.by_worker, self.by_node = split_by_worker, split_by_node
+        self.epoch, self.epoch_shuffle, self.shuffle, self.options = -1, epoch_shuffle, shuffle, options
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch - 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.epoch += 1
-        self.seed = self.epoch if self.shuffle else None
+        if self.epoch_shuffle and "WDS_EPOCH" not in os.environ:
+            raise ValueError("PytorchShardList(epoch_shuffle=True) needs the epoch in the environment, as WDS_EPOCH")
+        self.seed = int(os.environ["WDS_EPOCH"]) if self.epoch_shuffle else None
         items = super().__iter__()
-        items = shardlists.split_by_node(items) if self.by_node else items
-        return shardlists.split_by_worker(items) if self.by_worker else items
+        for name, split in (("split_by_node", shardlists.split_by_node), ("split_by_worker", split_by_worker)):
+            items = split(items) if self.options.get(name, True) else items
+        found = [*items]
+        if self.shuffle:
+            random.Random(self.epoch + 17).shuffle(found)
+        return iter(found)

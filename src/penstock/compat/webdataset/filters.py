@@ -1,7 +1,5 @@
 """The stages of a pipeline: functions from an iterator to an iterator, with their other arguments given beforehand."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools
@@ -38,9 +36,16 @@ class FilterFunction:
         return f"<{getattr(self.f, '__name__', self.f)} {self.args} {self.kw}>"
 
 
-def pipelinefilter(f: Callable[..., Any]) -> Callable[..., FilterFunction]:
-    """Return a function that takes all arguments of ``f`` but the first, and returns a stage."""
-    return functools.partial(FilterFunction, f)
+class RestCurried:  # takes all arguments of a function but the first, and returns a stage
+    def __init__(self, f: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, *args, **kw)
+
+
+pipelinefilter = RestCurried
 
 
 def _on_each(f: Callable[..., Any]) -> Callable[..., Items]:
@@ -85,8 +90,6 @@ def _shuffle(
 
 
 class detshuffle(PipelineStage):  # WebDataset's name
-    """A shuffle by seed and epoch; each iteration is the next epoch."""
-
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
 
@@ -141,6 +144,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 
 @_on_each
 def _map_tuple(sample: Any, *args: Any) -> tuple[Any, ...]:
+    assert isinstance(sample, list | tuple), f"map_tuple takes tuples, and got {type(sample)}: use map_dict or to_tuple"
     return tuple(transform_with(sample, args))
 
 
@@ -161,7 +165,6 @@ def getfirst(a: Sample, keys: Any, default: Any = None, missing_is_error: bool =
 
 @_on_each
 def _to_tuple(sample: Sample, *args: Any, missing_is_error: bool = True, none_is_error: Any = None) -> tuple[Any, ...]:
-    """Take fields out of a sample: one per argument, or per word of a single argument."""
     fields = args[0].split() if len(args) == 1 and isinstance(args[0], str) else args
     result = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
     if (missing_is_error if none_is_error is None else none_is_error) and any(value is None for value in result):
@@ -179,7 +182,6 @@ def _rename(sample: Sample, /, keep: bool = True, **kw: Any) -> Sample:
 
 @_on_each
 def _extract_keys(sample: Sample, *patterns: Any, duplicate_is_error: bool = True, ignore_missing: bool = False) -> Any:
-    """Take the fields that match patterns out of a sample; none for a pattern, or several, is a ``ValueError``."""
     result = []
     for globs in [_alternatives(pattern) for pattern in patterns]:
         matches = [name for name in sample if any(fnmatch("." + name, g) or fnmatch(name, g) for g in globs)]
@@ -198,15 +200,10 @@ def _last_rule(rules: list[tuple[str, Any]], *names: str) -> Any:
 
 @_on_each
 def _rename_keys(
-    sample: Sample,
-    /,
-    *args: Any,
-    keep_unselected: bool = False,
-    must_match: bool = True,
-    duplicate_is_error: bool = True,
-    **kw: Any,
+    sample: Sample, /, *args: Any, must_match: bool = True, duplicate_is_error: bool = True, **kw: Any
 ) -> Sample:
     """Rename fields by patterns, ``new=pattern``; no match, and two for one name, are a ``ValueError``."""
+    keep_unselected = kw.pop("keep_unselected", False)
     rules = [(pattern, new) for new, pattern in (*args, *kw.items())]
     result: Sample = {}
     missing = {pattern for pattern, _ in rules}
@@ -266,6 +263,8 @@ def default_collation_fn(samples: Any, combine_tensors: bool = True, combine_sca
 
 
 def _batched(data: Source, batchsize: int = 20, collation_fn: Any = default_collation_fn, partial: bool = True) -> Any:
+    if batchsize < 1:
+        raise ValueError(f"batched({batchsize}): a batch has at least one sample")
     items = iter(data)
     while batch := list(itertools.islice(items, batchsize)):
         if len(batch) == batchsize or partial:
@@ -277,18 +276,19 @@ def _unlisted(data: Iterable[list[Any]]) -> Items:
 
 
 def _unbatched(data: Source) -> Items:
-    """Take batches of columns apart; ``ValueError`` for a batch that is neither a dict nor a tuple."""
+    """Take batches of columns apart; ``ValueError`` for a batch that is no dict or tuple, or has unequal columns."""
     for batch in data:
         named = isinstance(batch, dict)
         if not named and not isinstance(batch, list | tuple):
             raise ValueError(f"unknown sample type: {type(batch)}")
-        for values in zip(*(batch.values() if named else batch), strict=named):
+        columns = list(batch.values() if named else batch)
+        if len(lengths := {len(column) for column in columns}) > 1:
+            raise ValueError(f"unbatched: the columns of a batch have different lengths: {sorted(lengths)}")
+        for values in zip(*columns, strict=True):
             yield dict(zip(batch, values, strict=True)) if named else values
 
 
 class Cached(PipelineStage):
-    """Keeps all samples in memory after one whole pass."""
-
     def __init__(self) -> None:
         self.cached: list[Any] | None = None
 

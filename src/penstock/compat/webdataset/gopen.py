@@ -1,9 +1,4 @@
-"""Streams by URL: local files, commands, and every storage that Penstock reads, behind WebDataset's table of schemes.
-
-The module can be called: ``wds.gopen(url)`` is ``wds.gopen.gopen(url)``.
-"""
-
-from __future__ import annotations
+"""Streams by URL, of files, commands and Penstock's storages; the module is callable: ``wds.gopen(url)``."""
 
 import io
 import os
@@ -25,8 +20,6 @@ _PIPE_CLOSED = (141, -13)  # how a command whose reader stopped early ends
 
 
 class Pipe(io.RawIOBase):
-    """One end of a running command; a command that fails is an ``OSError`` for its reader or writer."""
-
     def __init__(
         self, *args: Any, mode: str = "rb", timeout: float = 7200.0, ignore_status: Any = (), **options: Any
     ) -> None:
@@ -58,7 +51,6 @@ class Pipe(io.RawIOBase):
 
 
 def local_path(url: str) -> str | None:
-    """Return the path of a local file, given as a path or as a ``file:`` URL; None for anything else."""
     if url.startswith("file:"):
         return url2pathname(urlparse(url).path)
     return None if url == "-" or urlparse(url).scheme else url
@@ -93,7 +85,6 @@ def rewrite_url(url: str) -> str:
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> Any:
-    """Open a URL, ``"rb"`` or ``"wb"``; ``"-"`` is standard input or output."""
     if url == "-":
         return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
     url = rewrite_url(url)

@@ -1,7 +1,5 @@
 """What a stage does with an exception: each handler raises it, returns True to continue, or False to stop the stage."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -1,11 +1,7 @@
 """Several datasets in turn, or at random."""
 
-from __future__ import annotations
-
 import random
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 from penstock.compat.webdataset.pytorch import IterableDataset
@@ -18,8 +14,7 @@ class RandomMix(IterableDataset[Any]):
         self.datasets, self.probs, self.longest = datasets, probs, longest
 
     def _chosen(self, at: int, weights: list[float]) -> int:
-        shares = list(accumulate(weights))
-        return min(bisect_left(shares, random.random() * shares[-1]), len(shares) - 1)
+        return random.choices(range(len(weights)), weights)[0]
 
     def __iter__(self) -> Iterator[Any]:
         left, at = [iter(dataset) for dataset in self.datasets], 0
@@ -38,8 +33,6 @@ class RandomMix(IterableDataset[Any]):
 
 
 class RoundRobin(RandomMix):
-    """Datasets taken in turn, until one ends, or with ``longest`` all have ended."""
-
     def __init__(self, datasets: Sequence[Any], longest: bool = False) -> None:
         super().__init__(datasets, None, longest)
 

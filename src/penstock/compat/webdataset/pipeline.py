@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import random
 import re
 import sys
@@ -31,10 +32,14 @@ _IGNORED = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 _READING = re.compile(r"\b(tarfile_samples|(url_opener|StreamingOpen|FileCache) tar_file_expander group_by_keys)\b")
 
 
+class NoLength(AttributeError, TypeError): ...  # for hasattr(pipeline, "__len__"), and for len(pipeline)
+
+
 class DataPipeline(IterableDataset[Any], PipelineStage):
     """Iterates over a list of stages: first a dataset, a list or a function, then functions of an iterator."""
 
     size: int | None = None
+    iterated_in = 0  # the process that did
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
@@ -61,7 +66,6 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return functools.reduce(lambda items, step: self.invoke(step, items), steps, self.invoke(source))
 
     def iterator(self) -> Iterator[Any]:
-        """Run the stages as often as ``repetitions`` says, or until they yield nothing."""
         for _ in range(self.repetitions):
             sample = nothing = object()
             for sample in self.iterator1():
@@ -70,6 +74,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
                 return
 
     def __iter__(self) -> Iterator[Any]:
+        self.iterated_in = os.getpid()
         if self.repetitions != 1 and self.nsamples > 0:
             return islice(self.iterator(), self.nsamples)
         return self.iterator()
@@ -86,16 +91,16 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return result
 
     def with_length(self, n: int, silent: bool = False) -> Self:
-        """Let ``len()`` say ``n``, in place; the samples stay the same."""
         if not silent:
             warnings.warn("with_length sets what len() returns, not the number of samples", stacklevel=2)
         self.size = n
         return self
 
-    def __len__(self) -> int:
-        if self.size is None:
-            raise TypeError(f"{type(self).__name__} has no len(): call with_length(n)")
-        return self.size
+    @property
+    def __len__(self) -> Callable[[], int]:
+        if (size := self.size) is None:
+            raise NoLength(f"{type(self).__name__} has no len(): call with_length(n)")
+        return lambda: size
 
     def __bool__(self) -> bool:
         return True  # whatever its length
@@ -111,14 +116,13 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs of the stages that count them; ``StateError`` if none does: there is nothing to save."""
+        """Return the epochs of the stages that count them; ``StateError`` if none does, or none in this process."""
         counts = {str(i): getattr(step, "epoch", None) for i, step in enumerate(self.pipeline)}
         epochs = {i: epoch for i, epoch in counts.items() if isinstance(epoch, int)}
-        if not epochs:
-            raise StateError(
-                "a WebDataset pipeline keeps no position, and no stage of this one counts epochs: use detshuffle or "
-                "ResampledShards to save epochs, or .exact().loader(), which resumes after any batch"
-            )
+        if not epochs or self.iterated_in != os.getpid() or isinstance(self.pipeline[0], DataLoader):
+            problem = "workers of a DataLoader count their own" if epochs else "no stage of this one counts"
+            instead = "write .exact().loader(), which resumes after any batch"
+            raise StateError(f"a WebDataset pipeline keeps no position, and {problem} epochs: {instead}")
         return {"v": 1, "stages": [_stage_name(step) for step in self.pipeline], "epochs": epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,7 +171,6 @@ def _refused(step: Any, advice: str) -> PlanError:
 
 
 def _seed(seed: Any) -> int:
-    """Return a seed that the dataset accepts: whole and not negative; any other value is hashed by ``random``."""
     return seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else random.Random(seed).getrandbits(32)
 
 
@@ -195,7 +198,6 @@ def _with_stage(ds: Dataset, step: Any) -> Dataset:
 
 
 def _refuse_options(step: Any) -> None:
-    """Refuse what is asked of a stage that reads, but for what it does anyway."""
     names = [*inspect.signature(getattr(step, "f", reraise_exception)).parameters][1:]
     given = {"handler": getattr(step, "handler", None), **getattr(step, "kw", {})}
     for name, value in (*given.items(), *zip(names, getattr(step, "args", ()), strict=False)):

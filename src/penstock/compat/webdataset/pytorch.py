@@ -1,7 +1,5 @@
 """The classes of torch that pipelines are built on, with stand-ins where torch is not installed."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 try:

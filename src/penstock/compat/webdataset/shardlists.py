@@ -1,14 +1,12 @@
 """Where shards come from: lists, samples with replacement, folders that are watched; and who reads which of them."""
 
-from __future__ import annotations
-
 import glob
 import os
 import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -36,10 +34,8 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
     yield from islice(src, worker, None, workers)
 
 
-def expand_urls(urls: Any) -> list[str]:
-    """Expand ``a::b``, ``${NAME}`` (the variable ``WDS_NAME``) and braces in text; list any other iterable."""
-    if not isinstance(urls, str):
-        return list(urls)
+def expand_urls(urls: str) -> list[str]:
+    """Expand ``a::b``, ``${NAME}`` (the variable ``WDS_NAME``) and braces in text."""
     result: list[str] = []
     for url in urls.split("::"):
         for _ in range(10):  # a variable may hold others
@@ -48,12 +44,23 @@ def expand_urls(urls: Any) -> list[str]:
     return result
 
 
-class SimpleShardList(IterableDataset[Any]):
-    """Yields ``dict(url=...)`` for each shard; with a seed, in one random order."""
+def expand_source(source: Any, max_urls: int = 1_000_000_000) -> list[str]:
+    """List the URLs of a pattern or an iterable; ``ValueError`` for anything else."""
+    if isinstance(source, str):
+        return expand_urls(source)
+    iterable = isinstance(source, Iterable) and not isinstance(source, bytes | dict)
+    urls = list(source if isinstance(source, list) else islice(source, max_urls)) if iterable else [source]
+    for url in urls[:1]:
+        if not isinstance(url, str):
+            raise ValueError(f"cannot handle urls of type {type(url)}: give a pattern, or URLs as text")
+    return urls
 
+
+class SimpleShardList(IterableDataset[Any]):
     def __init__(self, urls: Any, seed: Any = None) -> None:
-        self.urls = expand_urls(urls)
-        assert isinstance(self.urls[0], str)
+        self.urls = expand_source(urls)
+        if not self.urls:
+            raise ValueError("the list of shards is empty")
         self.seed = time.time() if seed is True else seed
 
     def __len__(self) -> int:
@@ -93,24 +100,27 @@ class ResampledShards(IterableDataset[Any]):
     urls: Any
     nshards: int = sys.maxsize
     seed: int = 0
-    worker_seed: Callable[[], int] | None = None
+    worker_seed: Any = None
     deterministic: bool = False
     max_urls: int = 1_000_000
     empty_check: bool = True
     epoch: int = -1
 
     def __post_init__(self) -> None:
-        self.urls = expand_urls(self.urls if isinstance(self.urls, str) else islice(self.urls, self.max_urls))
+        self.urls = expand_source(self.urls, self.max_urls)
+        self.worker_seed = self.worker_seed or utils.pytorch_worker_seed
         if self.empty_check and not self.urls:
             raise ValueError("empty_check=True, but no shards found in ResampledShards")
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
-        worker_seed = (self.worker_seed or utils.pytorch_worker_seed)()
         chance = () if self.deterministic else (os.getpid(), time.time_ns(), os.urandom(4))
-        rng = random.Random(utils.make_seed(worker_seed, self.epoch, self.seed, *chance))
+        rng = random.Random(utils.make_seed(self.worker_seed(), self.epoch, self.seed, *chance))
         for _ in range(self.nshards):
             yield {"url": self.urls[rng.randint(0, len(self.urls) - 1)]}
+
+
+ResampledShardList = ResampledShards
 
 
 @dataclass(eq=False)
@@ -120,8 +130,13 @@ class DirectoryShardList(IterableDataset[Any]):
     path: str  # with a slash at its end
     pattern: str = "*.{tar,tgz,tar.tgz}"
     poll: float | None = 1  # seconds between looks into an empty folder; None: an empty folder is the end
+    timeout: float = 1e12  # seconds after which it ends
     mode: str = "resample"  # what becomes of a shard that was read: it stays, or "unlink", or "keep" (renamed)
     select: str = "random"  # or "oldest"
+
+    def __post_init__(self) -> None:
+        if not os.path.isdir(self.path):
+            raise FileNotFoundError(f"{self.path}: no such folder, and a slash at the end means one: name the shards")
 
     def recycle(self, activename: str) -> None:
         name = activename.rpartition(".")[0]
@@ -137,7 +152,8 @@ class DirectoryShardList(IterableDataset[Any]):
                 self.recycle(name)
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
+        stop = time.monotonic() + self.timeout
+        while time.monotonic() < stop:
             found = sorted(name for each in expand_braces(self.path + self.pattern) for name in glob.glob(each))
             if not found:
                 if self.poll is None:

@@ -24,14 +24,17 @@ from penstock.errors import DataError
 from penstock.formats.tar.members import archive_members
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
-_META = re.compile(r"__[^/]*__($|/)")
+_SKIPPED = r"__[^/]*__($|/)"
+_reported: set[str] = set()  # damage that this process has warned of
 _SHARDS_AHEAD = 2  # remote shards that are fetched behind the one that is read, as far as memory allows
 
 Run = tuple[Sample, list[str], list[Any]]  # fields about a shard, names and data of some members; none: it has ended
 
 
-class ShardError(DataError, tarfile.ReadError):
-    """A shard is damaged or truncated; what was lost is in the message."""
+meta_prefix = meta_suffix = "__"  # of members about the shard
+
+
+class ShardError(DataError, tarfile.ReadError): ...  # a shard is damaged or truncated
 
 
 def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
@@ -76,6 +79,11 @@ def open_each(data: Iterable[Any], open_url: Callable[[str], tuple[Any, Any]], h
     yield from opened
 
 
+class ShardEnd(dict[str, Any]):  # empty; for programs that do not know such marks, a member without a name
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
 @dataclass(eq=False, repr=False)
 class tar_file_expander(Iterator[Sample]):  # WebDataset's name
     """The members of opened shards, with ``eof_value`` after the last of each: a sample ends with its shard."""
@@ -84,7 +92,8 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
     handler: Handler = reraise_exception
     select_files: Any = None
     rename_files: Any = None
-    eof_value: Any = field(default_factory=dict)
+    eof_value: Any = field(default_factory=ShardEnd)
+    skip_meta: str | None = _SKIPPED
 
     def __post_init__(self) -> None:
         self.members = self._members()
@@ -103,7 +112,6 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
                 yield self.eof_value
 
     def runs(self) -> Iterator[Run]:
-        """Yield the members of each shard; at the end, say how much damage the handler let pass."""
         losses: list[ShardError] = []
         try:
             for source in self.data:
@@ -117,9 +125,10 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
                 if stopped:
                     return
         finally:
+            losses = [loss for loss in losses if str(loss) not in _reported]
             if losses:
-                first = f"the first: {losses[0].problem} (shard: {losses[0].shard})"
-                problem = f"{len(losses)} damaged places in shards were skipped; {first}"
+                _reported.update(map(str, losses))
+                problem = f"{len(losses)} damaged places in shards were skipped; the first: {losses[0]}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=3)
 
     def _shard_runs(self, source: Sample, losses: list[ShardError]) -> Generator[Run, None, bool]:
@@ -140,12 +149,13 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
 
     def _names(self, names: list[str]) -> list[str]:
         """Return the names under which members are read, "" for those that are left out."""
-        chosen = self.select_files or self.rename_files or "\0__" in "\0" + "\0".join(names)
+        chosen = self.select_files or self.rename_files or self.skip_meta != _SKIPPED
+        chosen = chosen or "\0__" in "\0" + "\0".join(names)
         return [self._name(name) for name in names] if chosen else names
 
     def _name(self, name: str) -> str:
         try:
-            if _META.match(name):
+            if self.skip_meta is not None and re.match(self.skip_meta, name):
                 return ""
             name = name if self.rename_files is None else self.rename_files(name)
             return name if self.select_files is None or self.select_files(name) else ""
@@ -155,8 +165,16 @@ class tar_file_expander(Iterator[Sample]):  # WebDataset's name
             raise
 
 
+def tar_file_iterator(
+    fileobj: Any, skip_meta: str | None = _SKIPPED, handler: Handler = reraise_exception, **chosen: Any
+) -> Iterator[Sample]:
+    """Yield the members of an archive, which stays open; ``skip_meta`` is a pattern of names that are left out."""
+    expander = tar_file_expander((), handler, eof_value=None, skip_meta=skip_meta, **chosen)
+    for _, names, values in expander._shard_runs({"stream": fileobj, "url": str(fileobj)}, []):
+        yield from ({"fname": name, "data": data} for name, data in zip(names, values, strict=True))
+
+
 def _runs_of(members: Iterable[Sample]) -> Iterator[Run]:
-    """Yield members that another expander has read, one by one; an empty one ends a shard."""
     for member in members:
         marks = {name: member[name] for name in ("__url__", "__local_path__") if member.get(name) is not None}
         yield (marks, [member["fname"]], [member["data"]]) if member else (marks, [], [])

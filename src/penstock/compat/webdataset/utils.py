@@ -1,7 +1,5 @@
 """Ranks and workers, repeated iteration, and the switches for untrusted data."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -34,7 +32,6 @@ def trust(*, pickle: bool | None = None, pipe: bool | None = None) -> None:
 
 
 def trusted(kind: str) -> bool:
-    """Return whether a kind of danger is allowed, by ``trust`` or by ``WDS_SECURE=0`` in the environment."""
     chosen = os.environ.get(_TRUST, "").split(",")
     return not enforce_security and (kind in chosen or os.environ.get("WDS_SECURE") == "0")
 
@@ -62,7 +59,6 @@ def make_seed(*args: Any) -> int:
 def repeatedly(
     source: Any, nepochs: int | None = None, nbatches: int | None = None, nsamples: float = math.inf
 ) -> Iterator[Any]:
-    """Iterate over ``source`` again and again, up to a number of epochs, batches or samples."""
     epochs = itertools.repeat(source) if nepochs is None else itertools.repeat(source, nepochs)
     for batch in itertools.islice(itertools.chain.from_iterable(epochs), nbatches):
         yield batch
@@ -92,5 +88,4 @@ def pytorch_worker_seed(group: Any = None) -> int:
 
 
 def warn_deprecated(name: str, advice: str, stacklevel: int = 2) -> None:
-    """Warn that WebDataset removed a name, and say what to write."""
     warnings.warn(f"{name} is deprecated: {advice}", DeprecationWarning, stacklevel=stacklevel + 1)

@@ -1,7 +1,5 @@
 """Samples into shards, encoded by the extensions of their fields."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -71,8 +69,11 @@ _ENCODERS: dict[str, Encoder] = {  # of values that are neither bytes nor text
 default_handlers = {name: encoder for names, encoder in _ENCODERS.items() for name in names.split()}
 
 
+def add_handlers(d: dict[str, Encoder], keys: Any, value: Encoder) -> None:
+    d.update(dict.fromkeys(keys.split() if isinstance(keys, str) else keys, value))
+
+
 def _encoded(data: Any, name: str, handlers: dict[str, Encoder]) -> Any:
-    """Encode a field; bytes and text are stored as they are, ``.gz`` is compressed."""
     if isinstance(data, str):
         data = data.encode("utf-8")
     elif not isinstance(data, bytes):
@@ -84,7 +85,6 @@ def _encoded(data: Any, name: str, handlers: dict[str, Encoder]) -> Any:
 
 
 def make_encoder(spec: Any) -> Encoder:
-    """Return the encoder of samples: by extension (True or a dict of functions), none (False), or a function."""
     if callable(spec) or not spec:
         return spec or dict
     handlers = default_handlers if spec is True else spec
@@ -114,7 +114,6 @@ class TarWriter(AbstractContextManager["TarWriter"]):
         self.layout: Any = getattr(tarfile, layout) if isinstance(layout, str) else layout
 
     def write(self, obj: dict[str, Any]) -> int:
-        """Write a sample and return the size of its fields."""
         sample = self.encode(obj)
         if "__key__" not in sample:
             raise ValueError("object must contain a __key__")
