@@ -67,6 +67,17 @@ def test_chunks_and_ranks_cover_the_dataset() -> None:
     assert max(parts[0]) < min(parts[1])
 
 
+def test_samplers_take_the_arguments_of_wids() -> None:
+    numbers = range(60)
+    assert list(ChunkedSampler(numbers, chunksize=10)) == list(numbers), "wids shuffles where it is asked to"
+    late, early = (ChunkedSampler(numbers, chunksize=1e1, shuffle=True, shufflefirst=first) for first in (False, True))
+    chunks = [[number // 10 for number in sampler] for sampler in (late, late, early)]
+    in_order = sorted(chunks[0])
+    assert [chunk == in_order for chunk in chunks] == [True, False, False]
+    part = DistributedChunkedSampler(numbers, num_replicas=2, rank=0, dslength_per_replica=7, drop_last=True)
+    assert (len(part), len(list(part))) == (7, 30)
+
+
 def test_an_index_that_is_wrong_is_an_error(index: str, tmp_path: Path) -> None:
     shards = [{"url": str(tmp_path / "a-2.tar"), "nsamples": 3}]
     with pytest.raises(DataError, match="says 3 samples, the shard holds 2"):

@@ -150,29 +150,47 @@ def _image(key: str, data: bytes, as_array: bool) -> Any:
 
 
 class ChunkedSampler(Sampler[int]):
-    """The numbers of samples chunk by chunk: chunks in random order, and the samples of a chunk too.
+    """The numbers of samples chunk by chunk.
 
-    ``num_samples`` is how many, or (first, last + 1); by default all.
+    Args:
+        dataset: What is sampled.
+        dslength_per_replica: What ``len()`` says; by default how many numbers there are.
+        num_samples: How many samples, or (first, last + 1); by default all.
+        chunksize: The samples of a chunk.
+        seed: Sets the order, together with the epoch.
+        shuffle: Put the samples of each chunk in random order, and the chunks, too, from the second epoch on.
+        shufflefirst: Put the chunks in random order in the first epoch, too.
     """
 
     def __init__(
-        self, dataset: Any, *, num_samples: Any = None, chunksize: int = 2000, seed: int = 0, shuffle: bool = True
+        self,
+        dataset: Any,
+        *,
+        dslength_per_replica: int = -1,
+        num_samples: Any = None,
+        chunksize: float = 2000,
+        seed: int = 0,
+        shuffle: bool = False,
+        shufflefirst: bool = False,
     ) -> None:
         first, last = num_samples if isinstance(num_samples, tuple) else (0, num_samples or len(dataset))
         starts = range(first, last, int(chunksize))
         self.ranges: Sequence[tuple[int, int]] = [(start, min(start + int(chunksize), last)) for start in starts]
-        self.seed, self.shuffle, self.epoch = seed, shuffle, 0
+        self.seed, self.shuffle, self.shufflefirst, self.epoch = seed, shuffle, shufflefirst, 0
+        self.dslength_per_replica = dslength_per_replica
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
+        given = self.dslength_per_replica
+        return given if given > 0 else sum(stop - start for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
         rng = random.Random(self.seed * 1_000_003 + self.epoch)
+        chunks = self.shuffle and (self.shufflefirst or self.epoch > 0)
         self.epoch += 1
-        for start, stop in rng.sample(self.ranges, len(self.ranges)) if self.shuffle else self.ranges:
+        for start, stop in rng.sample(self.ranges, len(self.ranges)) if chunks else self.ranges:
             yield from rng.sample(range(start, stop), stop - start) if self.shuffle else range(start, stop)
 
 
@@ -180,9 +198,15 @@ class ShardedSampler(ChunkedSampler):
     """The numbers of samples shard by shard: shards in random order, and the samples of a shard too."""
 
     def __init__(
-        self, dataset: Any, lengths: Any = None, batch_size: int = 1, shuffle: bool = True, seed: int = 0
+        self,
+        dataset: Any,
+        lengths: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        shufflefirst: bool = True,
     ) -> None:
-        super().__init__(dataset, seed=seed, shuffle=shuffle)
+        super().__init__(dataset, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
         ends = np.cumsum(dataset.lengths if lengths is None else lengths).tolist()
         self.ranges = list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -196,13 +220,18 @@ def DistributedChunkedSampler(
     num_replicas: int | None = None,
     rank: int | None = None,
     num_samples: int | None = None,
+    shuffle: bool = True,
+    drop_last: bool | None = None,
     chunksize: float = 1_000_000,
     **options: Any,
 ) -> ChunkedSampler:
-    """Return the sampler of one rank: of a contiguous part of the dataset, as large on every rank but the last ones."""
+    """Return the sampler of one rank: of a contiguous part of the dataset, as large on every rank but the last ones.
+
+    ``drop_last`` is not used, as in wids.
+    """
     own_rank, world, _, _ = pytorch_worker_info()
     rank, world = own_rank if rank is None else rank, num_replicas or world
     total = num_samples or len(dataset)
     share = -(-total // world)
     part = (min(rank * share, total), min((rank + 1) * share, total))
-    return ChunkedSampler(dataset, num_samples=part, chunksize=int(chunksize), **options)
+    return ChunkedSampler(dataset, num_samples=part, chunksize=chunksize, shuffle=shuffle, **options)

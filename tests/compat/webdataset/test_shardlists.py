@@ -51,6 +51,21 @@ def test_a_dataset_that_chooses_shards_itself_is_split_only_where_the_program_sa
         wds.WebDataset(Urls(*items), resampled=True)
 
 
+def test_no_url_is_lost_and_no_epoch_is_counted_by_a_look_at_a_dataset() -> None:
+    once = Urls()
+    once.urls = iter(["a", "b", "c"])  # type: ignore[assignment]
+    assert wds.WebDataset(once).pipeline[0].urls == ["a", "b", "c"]
+
+    class Counting(Urls):
+        epoch = -1
+
+        def __iter__(self) -> Iterator[Any]:
+            self.epoch += 1
+            yield {"url": f"epoch-{self.epoch}"}
+
+    assert list(wds.WebDataset(Counting()).pipeline[0]) == [{"url": "epoch-0"}]
+
+
 def test_a_nodesplitter_is_used_with_resampling_too() -> None:
     ds = wds.WebDataset(URLS, resampled=True, nodesplitter=wds.split_by_node)
     assert ds.pipeline[1] is wds.split_by_node

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import urlparse
 
@@ -107,10 +108,14 @@ class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDatase
 
 
 def _source(urls: Any, resampled: bool, mode: str | None) -> Any:
-    listed = shardlists.ResampledShards | shardlists.DirectoryShardList | shardlists.SimpleShardList
-    if isinstance(urls, listed) or (isinstance(urls, IterableDataset) and isinstance(next(iter(urls), ""), dict)):
-        if resampled:
-            raise ValueError("resampled=True needs URLs, a pattern or a list: this dataset chooses the shards itself")
+    own = isinstance(urls, shardlists.ResampledShards | shardlists.DirectoryShardList | shardlists.SimpleShardList)
+    if isinstance(urls, IterableDataset) and not own:
+        first = [*islice(items := iter(copy.copy(urls)), 1)]  # of a copy, since a dataset may count its epochs
+        own = any(isinstance(item, dict) for item in first)
+        urls = urls if own else chain(first, items)
+    if own and resampled:
+        raise ValueError("resampled=True needs URLs, a pattern or a list: this dataset chooses the shards itself")
+    if own:
         return urls
     urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
     if isinstance(urls, str) and urls.endswith((".json", ".yaml", ".yml")):

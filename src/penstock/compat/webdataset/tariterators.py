@@ -1,8 +1,4 @@
-"""From shards to samples: open each shard, read its members, and group them by key.
-
-The three steps are iterators over iterators, as in WebDataset, and are looked up here when they are used, so that a
-program may replace any of them. The last two run as one loop while both are the original ones.
-"""
+"""From shards to samples by three iterators, which programs may replace; the last two, if original, are one loop."""
 
 from __future__ import annotations
 
