@@ -113,6 +113,13 @@ def test_samples_of_the_wrong_kind_are_errors() -> None:
 
     with pytest.raises(AssertionError, match="map_tuple takes tuples"):
         run([{"a": 1}], wds.map_tuple(str))
+    for wrong in ((1, 2), "ab"):
+        with pytest.raises(AssertionError, match="unlisted takes lists"):
+            run([wrong], wds.filters.unlisted())
+    with pytest.raises(AssertionError, match="2 functions for 1 values"):
+        wds.transform_with([1], [str, str])
+    with pytest.raises(AssertionError, match=r"rsample\(2\)"):
+        run([1], wds.rsample(2))
     with pytest.raises(ValueError, match=r"batched\(0\)"):
         run([(1,)], wds.batched(0))
     for unequal in (([1, 2], [3]), ([1], [2, 3]), {"a": [1], "b": [2, 3]}):

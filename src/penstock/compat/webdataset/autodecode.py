@@ -122,9 +122,7 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     return Continue(key[:-3], decompress(data, _LIMITS)) if key.endswith(".gz") else None
 
 
-class DecodingError(Exception):
-    """The field ``k`` of a sample cannot be decoded; the cause is the error of its handler."""
-
+class DecodingError(Exception):  # the field ``k`` of a sample cannot be decoded; the cause is the handler's error
     def __init__(self, url: Any = None, key: Any = None, k: Any = None, sample: Any = None) -> None:
         super().__init__(url, key, k)
         self.url, self.key, self.k, self.sample = url, key, k, sample

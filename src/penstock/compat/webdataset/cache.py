@@ -35,9 +35,7 @@ pipe_cleaner = url_to_cache_name  # the name of WebDataset's default
 
 
 @dataclass(eq=False)
-class LRUCleanup:
-    """Deletes the oldest files of a folder when all together are larger than ``cache_size``."""
-
+class LRUCleanup:  # deletes the oldest files of a folder when all together are larger than ``cache_size``
     cache_dir: Any = None
     cache_size: float = 1e12
     keyfn: Callable[[str], float] = os.path.getctime

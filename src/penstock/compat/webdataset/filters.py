@@ -103,6 +103,7 @@ def _select(data: Source, predicate: Callable[[Any], bool]) -> Items:
 
 
 def _rsample(data: Source, p: float = 0.5) -> Items:
+    assert 0 <= p <= 1, f"rsample({p}): give a probability"
     return (sample for sample in data if random.random() < p)
 
 
@@ -138,6 +139,7 @@ def _map_dict(sample: Sample, /, **kw: Any) -> Sample:
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
+    assert len(transformers or ()) <= len(sample), f"{len(transformers)} functions for {len(sample)} values"
     pairs = itertools.zip_longest(sample, (transformers or ())[: len(sample)])
     return [value if f is None else f(value) for value, f in pairs]
 
@@ -145,7 +147,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 @_on_each
 def _map_tuple(sample: Any, *args: Any) -> tuple[Any, ...]:
     assert isinstance(sample, list | tuple), f"map_tuple takes tuples, and got {type(sample)}: use map_dict or to_tuple"
-    return tuple(transform_with(sample, args))
+    return tuple(transform_with(sample, args[: len(sample)]))
 
 
 def _alternatives(names: Any) -> Any:
@@ -272,11 +274,13 @@ def _batched(data: Source, batchsize: int = 20, collation_fn: Any = default_coll
 
 
 def _unlisted(data: Iterable[list[Any]]) -> Items:
-    return itertools.chain.from_iterable(data)
+    for batch in data:
+        assert isinstance(batch, list), f"unlisted takes lists, and got {type(batch)}: use unbatched"
+        yield from batch
 
 
 def _unbatched(data: Source) -> Items:
-    """Take batches of columns apart; ``ValueError`` for a batch that is no dict or tuple, or has unequal columns."""
+    """Take batches of columns apart; ``ValueError`` for a batch of another kind or with unequal columns."""
     for batch in data:
         named = isinstance(batch, dict)
         if not named and not isinstance(batch, list | tuple):

@@ -44,8 +44,8 @@ class Ungrouped(Grouper[Any]):
         return []
 
 
-class ArchiveFile:
-    """The bytes of an open file, read by position: mapped pages would crash the process if the file were cut off.
+class PlainFile:
+    """The bytes of an open file, read by position: where it is cut off meanwhile, mapped pages would be a crash.
 
     Args:
         file: The file.
@@ -138,18 +138,18 @@ def _stream_runs(stream: Any, shard: str) -> Iterator[tuple[list[str], list[byte
         yield found if isinstance(found, DataError) else (found[0], found[2])
 
 
-def _plain_file(stream: Any, shard: str) -> ArchiveFile | None:
+def _plain_file(stream: Any, shard: str) -> PlainFile | None:
     """Return the content of a local file that is at its beginning and not compressed; None for any other stream."""
     if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)):
         return None
     status = os.fstat(stream.fileno())
     if not stat.S_ISREG(status.st_mode) or not status.st_size or stream.tell():
         return None
-    content = ArchiveFile(stream, shard)
+    content = PlainFile(stream, shard)
     return content if compression_of(content[0:BLOCK]) is None else None
 
 
-def _file_runs(content: ArchiveFile, file: io.BufferedReader) -> Iterator[tuple[list[str], list[slice]] | DataError]:
+def _file_runs(content: PlainFile, file: io.BufferedReader) -> Iterator[tuple[list[str], list[slice]] | DataError]:
     """Yield where the members of a local file are, from the table that is kept of them, if there is one."""
     stamp = Stamp.of(os.fstat(file.fileno()))
     table = _cached_table(file.name, stamp)
