@@ -54,19 +54,19 @@ class PlainFile:
 
     def __init__(self, file: io.BufferedReader, shard: str) -> None:
         keep_freed_memory()
-        self._fd, self._shard = file.fileno(), shard
-        self._size = os.fstat(self._fd).st_size
+        self._file, self._shard = file, shard
+        self._size = os.fstat(file.fileno()).st_size
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, place: slice) -> bytes:
         start, stop = place.start, min(place.stop, self._size)
-        found = os.pread(self._fd, stop - start, start)
+        found = os.pread(self._file.fileno(), stop - start, start)
         while len(found) < stop - start:  # one call reads at most 2 GB
-            more = os.pread(self._fd, stop - start - len(found), start + len(found))
+            more = os.pread(self._file.fileno(), stop - start - len(found), start + len(found))
             if not more:
-                problem = f"the file was cut to {os.fstat(self._fd).st_size:,} bytes while it was read"
+                problem = f"the file was cut to {os.fstat(self._file.fileno()).st_size:,} bytes while it was read"
                 raise DataError(problem, self._shard)
             found += more
         return found
@@ -78,7 +78,7 @@ class PlainFile:
             first = places[at].start
             stop = max(at + 1, bisect_right(places, first + _PIECE, at, key=attrgetter("stop")))
             part, at = places[at:stop], stop
-            copy = copied(self._fd, first, part[-1].stop) if together else None
+            copy = copied(self._file.fileno(), first, part[-1].stop) if together else None
             if copy is not None:
                 yield [copy[place.start - first : place.stop - first] for place in part]
             else:
