@@ -282,6 +282,10 @@ def test_an_object_that_cannot_be_pickled_is_unlike_any_other() -> None:
     numbers = iter(n for n in [1])
     assert code_digest(lambda: numbers) != code_digest(lambda: numbers)
     assert code_digest(numbers, unseen="") == code_digest(numbers, unseen="")
+    deep: Any = None
+    for _ in range(2000):
+        deep = [deep]
+    assert code_digest(deep) != code_digest(deep)
 
 
 def test_values_that_hold_themselves_have_a_fingerprint() -> None:

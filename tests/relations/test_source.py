@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import penstock as ps
 from penstock.codecs.features import ClassLabel, Value, features_of, metadata_of
+from penstock.errors import DataError
 from penstock.formats.tables.columns import ArrowColumns
 
 
@@ -51,3 +53,18 @@ def test_rows_that_are_samples_keep_their_features(tmp_path: Path) -> None:
         found = features_of(pq.read_schema(tmp_path / str(number) / "00000-of-00001.parquet").metadata)
         assert found is not None
         assert found["label"] == features["label"]
+
+
+@pytest.mark.parametrize(
+    ("read", "verb"),
+    [
+        (lambda ds: ds.groupby("k").sum("no").take_all(), "groupby"),
+        (lambda ds: ds.value_counts("no").take_all(), "value_counts"),
+        (lambda ds: ds.sort("no").take_all(), "sort"),
+        (lambda ds: ds.unique("no"), "unique"),
+        (lambda ds: ds["no"].take_all(), r"ds\['no'\]"),
+    ],
+)
+def test_a_field_that_is_missing_is_reported_by_the_method_that_was_called(read: Any, verb: str) -> None:
+    with pytest.raises(DataError, match=f"^{verb}: the sample has no field 'no'; the fields are k"):
+        read(ps.from_items([{"k": 1}]))

@@ -241,7 +241,7 @@ class Dataset(WriteMethods):
         Raises:
             DataError: A sample does not have the field.
         """
-        plan = relations.select_fields(self.plan, field)
+        plan = relations.select_fields(self.plan, "unique", field)
         return relations.unique(self._full_run(plan).runs(), field, plan)
 
     @shows_user_frames
@@ -281,7 +281,7 @@ class Dataset(WriteMethods):
             TypeError: ``i`` is neither an integer nor a name, a stage changes the count, or the counts are not known.
         """
         if isinstance(i, str):
-            return Dataset(relations.select_fields(self.plan, i).then(_Column(i)))
+            return Dataset(relations.select_fields(self.plan, f"ds[{i!r}]", i).then(_Column(i)))
         try:
             wanted = index(i)
         except TypeError:

@@ -94,7 +94,7 @@ class TableMethods(StageMethods):
             PlanError: The dataset is one rank's share, or ``field`` is not a name.
         """
         counts = relations.Aggregated(_names("value_counts", (field,)), "count", frequent_first=True)
-        return self._with(relations.summarized(relations.select_fields(self.plan, field), counts))
+        return self._with(relations.summarized(relations.select_fields(self.plan, "value_counts", field), counts))
 
     def sql(self, query: str) -> Self:
         """Return the rows of a query in DuckDB's SQL over the table ``samples``, which has a column for each field.
@@ -119,7 +119,7 @@ class TableMethods(StageMethods):
         Raises:
             PlanError: The dataset is one rank's share, or ``fields`` are not names.
         """
-        read = relations.select_fields(self.plan, *_names("describe", fields)) if fields else self.plan
+        read = relations.select_fields(self.plan, "describe", *_names("describe", fields)) if fields else self.plan
         return self._with(relations.summarized(read, relations.Described()))
 
     def join(

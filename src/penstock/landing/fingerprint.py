@@ -138,7 +138,7 @@ def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str 
             "cache(version=...), and another version whenever the data changed"
         )
     hasher = _Hasher()
-    hasher.add([_RESULT_FORMAT, reader.names, stamps, described, list(stages), version, others])
+    hasher.add_all([_RESULT_FORMAT, reader.names, stamps, described, list(stages), version, others])
     if hasher.unlike:
         advice = "create it in the function or in the class that is called"
         _log.warning("cached results are not found again: %s cannot be pickled; %s", ", ".join(hasher.unlike), advice)
@@ -153,7 +153,7 @@ def code_digest(value: Any, unseen: str | None = None) -> str:
         unseen: What stands for an object that cannot be pickled; by default it is unlike any other.
     """
     hasher = _Hasher(unseen)
-    hasher.add(value)
+    hasher.add_all(value)
     return hasher.hexdigest()
 
 
@@ -260,6 +260,18 @@ class _Hasher:
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()[:32]
+
+    def add_all(self, value: Any) -> None:
+        """Add a value from which all others are reached."""
+        try:
+            self.add(value)
+        except RecursionError:
+            self._differ("an object that is nested very deeply")
+
+    def _differ(self, what: str) -> None:
+        """Make this hash unlike any other, because of an object that cannot be pickled."""
+        self.unlike.append(what)
+        self._text(f"unseen {uuid4().hex if self._unseen is None else self._unseen}")
 
     def add(self, value: Any) -> None:
         kind = type(value)
@@ -439,8 +451,7 @@ class _Hasher:
             known: Any = copyreg.dispatch_table.get(kind)
             reduced = value.__reduce_ex__(4) if known is None else known(value)
         except Exception:  # objects refuse to be pickled in many ways
-            self.unlike.append(f"{kind.__module__}.{kind.__qualname__}")
-            self._text(f"unseen {uuid4().hex if self._unseen is None else self._unseen}")
+            self._differ(f"{kind.__module__}.{kind.__qualname__}")
             return
         if isinstance(reduced, str):
             self._many("global", [str(getattr(value, "__module__", None)), reduced])

@@ -330,9 +330,10 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
 
 @dataclass(frozen=True)
 class Select(_NameStage):
-    """``select("jpg", "cls")``: keeps these fields, and those named ``__like_this__``."""
+    """``select("jpg", "cls")``: keeps these fields, and those named ``__like_this__``; ``verb`` is for messages."""
 
     names: tuple[str, ...]
+    verb: str = "select"
 
     def __post_init__(self) -> None:
         check_names("select", self.names)
@@ -351,10 +352,10 @@ class Select(_NameStage):
         return names.intersection(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        names = self.names
+        names, verb = self.names, self.verb
 
         def select(sample: Any) -> dict[str, Any]:
-            chosen = {name: sample[_find_field(sample, (name,), "select")] for name in names}
+            chosen = {name: sample[_find_field(sample, (name,), verb)] for name in names}
             return {name: value for name, value in sample.items() if name.startswith("__")} | chosen
 
         return select

@@ -215,5 +215,5 @@ class Groups(Generic[_Of]):
             if not fields:
                 raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
             check_names(how, fields)
-        read = select_fields(self.plan, *self.fields, *fields)
+        read = select_fields(self.plan, "groupby", *self.fields, *fields)
         return self.make_dataset(summarized(read, Aggregated(self.fields, how, fields)))

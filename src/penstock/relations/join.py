@@ -171,7 +171,7 @@ class _Index:
 def _collect(plan: Plan, how: JoinOptions) -> _Index:
     """Run the plan of the other side to its end."""
     index, memory = _Index(how), memory_of(plan)
-    plan = select_fields(plan, *how.on) if how.how in ("semi", "anti") else plan
+    plan = select_fields(plan, "join", *how.on) if how.how in ("semi", "anti") else plan
     program, store = Program(plan), SampleStore(memory)
     program.check_finite()
 

@@ -109,7 +109,9 @@ class SortedPositions:
 
     def _find(self, order: Order, seed: int, epoch: int, leaf: int) -> I64:
         errors = replace(self.plan.errors, quarantine=None)  # the run itself reports what fails
-        program = Program(replace(select_fields(self.plan, *self.by.fields), seed=seed, cut=None, errors=errors))
+        program = Program(
+            replace(select_fields(self.plan, "sort", *self.by.fields), seed=seed, cut=None, errors=errors)
+        )
         order = _Renumbered(order, leaf) if leaf else order
         start = program.start(order, None)
         if errors.action == "raise":

@@ -87,9 +87,9 @@ def summarized(plan: Plan, summary: Summary) -> Plan:
     return Plan(SummarySource(plan, summary), (), plan.seed, None, None, plan.errors, plan.engine)
 
 
-def select_fields(plan: Plan, *names: str) -> Plan:
-    """Return the plan reduced to these fields; a plan of batches or other items is returned as it is."""
-    return plan.then(Select(tuple(dict.fromkeys(names)))) if plan.commutes else plan
+def select_fields(plan: Plan, verb: str, *names: str) -> Plan:
+    """Return the plan reduced to the fields of an operation; a plan of batches or other items is returned as it is."""
+    return plan.then(Select(tuple(dict.fromkeys(names)), verb)) if plan.commutes else plan
 
 
 def no_samples(program: Program) -> Sequence[Any]:

@@ -37,7 +37,7 @@ class Strata:
 
     def _compute(self) -> tuple[list[Identity], list[Identity]]:
         plan, name, share, seed = self._args
-        program = Program(replace(select_fields(plan, name), cut=None))
+        program = Program(replace(select_fields(plan, "train_test_split", name), cut=None))
         order = program.order(0)
         tables: list[I64] = []
         run = Run(program, order, 0, program.start(order, None), on_delivered=lambda table, items: tables.append(table))
