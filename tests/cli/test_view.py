@@ -44,6 +44,11 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_missing_ledger_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--ledger", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.startswith("penstock: the ledger cannot be read: No such file or directory (url:")
+
+
 def test_without_the_extra_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

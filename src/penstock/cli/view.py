@@ -36,9 +36,12 @@ def run(args: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
     except ImportError:
         raise MissingExtra("penstock view", "view") from None
+    from penstock.feed.ledger import ledger
     from penstock.view import View, open_target, serve_view
     from penstock.view.target import is_program
 
+    if args.ledger is not None:
+        ledger(args.ledger)  # raises if it cannot be read
     program = len(args.urls) == 1 and is_program(args.urls[0])
     ds = open_target(args.urls) if args.urls else None
     view = View(ds, () if program else tuple(args.urls), program, args.ledger, args.run)

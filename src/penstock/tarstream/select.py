@@ -74,7 +74,7 @@ class Selection:
         fields: The fields to keep; all by default.
         drop: The fields to leave out.
         rename: The template for new keys.
-        named: More fields that the user named, each with its alternatives, besides those of ``where`` and ``fields``.
+        named: More fields that the user named, each with its alternatives, besides those above.
     """
 
     where: TextExpression | None = None
@@ -123,7 +123,8 @@ class Selection:
         self._check_fields(seen)
 
     def _check_fields(self, seen: dict[tuple[str, ...], str]) -> None:
-        single = (*sorted(self.where.fields() if self.where is not None else ()), *sorted(self.fields or ()))
+        conditions = self.where.fields() if self.where is not None else ()
+        single = (*sorted(conditions), *sorted(self.fields or ()), *sorted(self.drop))
         present = {name for names in seen for name in names}
         for wanted in (*((name,) for name in single), *self.named):
             if seen and not present.intersection(wanted) and not any(name.startswith("__") for name in wanted):

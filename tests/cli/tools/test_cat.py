@@ -104,7 +104,7 @@ def test_a_damaged_sample_stops_the_copy_or_is_skipped(shard: str, tmp_path: Pat
     assert len(ps.read_tar(out)) >= 15
 
 
-@pytest.mark.parametrize("option", [["--where", "clss == 3"], ["-f", "clss"]])
+@pytest.mark.parametrize("option", [["--where", "clss == 3"], ["-f", "clss"], ["-x", "clss"]])
 def test_a_field_that_no_sample_has_is_an_error_and_leaves_no_archive(
     option: list[str], shard: str, tmp_path: Path, capfdbinary: Capture
 ) -> None:

@@ -53,3 +53,11 @@ def test_a_table_written_by_tsv_recreates_the_shard(
     assert main(["tsv", hostile_shard]) == 0
     table = capfdbinary.readouterr().out
     assert pipe(table, "create") == Path(hostile_shard).read_bytes()
+
+
+def test_two_outputs_are_refused(tmp_path: Path, capfdbinary: Capture) -> None:
+    (tmp_path / "t.tsv").write_text("__key__\tcls\na\t1\n")
+    with pytest.raises(SystemExit):
+        main(["create", f"{tmp_path}/t.tsv", f"{tmp_path}/a.tar", "-o", f"{tmp_path}/b.tar"])
+    assert b"two outputs are named" in capfdbinary.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]

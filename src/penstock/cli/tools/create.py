@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.formats.tar.archive import encode_sample
 
     if args.target is not None:
+        if args.output != "-":
+            usage_error(f"two outputs are named, {args.target} and -o {args.output}: name one")
         args.output = args.target
     if not _RECORD_NUMBER.search(args.key) or "{" in _RECORD_NUMBER.sub("", args.key):
         usage_error(f"{args.key!r} is not a template of keys: write the number of a row as in '{{record:09d}}'")
