@@ -18,7 +18,8 @@ URLS = "a-{0..4}.tar"
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"typo/: no such folder"):
         wds.WebDataset(f"{tmp_path}/typo/")
-    assert list(wds.shardlists.DirectoryShardList(f"{tmp_path}/", "*.tar", 0, 0.01)) == []
+    with pytest.warns(UserWarning, match=r"waiting for shards, none matches \*\.tar"):
+        assert list(wds.shardlists.DirectoryShardList(f"{tmp_path}/", "*.tar", 0, 0.01)) == []
 
 
 class Urls(IterableDataset[Any]):

@@ -76,9 +76,7 @@ _BY_CONTAINER = sorted(IMAGE_SPECS.items(), key=lambda item: item[1].container)
 imagespecs = {name: spec for name, spec in _BY_CONTAINER if not name.startswith("pil") or name[-1] != "8"}
 
 
-class ImageHandler:
-    """Decodes images by a spec such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"``; ``ValueError`` for any other."""
-
+class ImageHandler:  # decodes images by a spec such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"``
     def __init__(self, imagespec: str, extensions: Any = IMAGE_EXTENSIONS) -> None:
         if imagespec not in imagespecs:
             raise ValueError(f"Unknown imagespec: {imagespec}")

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -158,6 +159,7 @@ class DirectoryShardList(IterableDataset[Any]):
             if not found:
                 if self.poll is None:
                     return
+                warnings.warn(f"{self.path}: waiting for shards, none matches {self.pattern}", stacklevel=2)
                 time.sleep(self.poll)
                 continue
             chosen = random.choice(found) if self.select == "random" else min(found, key=os.path.getmtime)
