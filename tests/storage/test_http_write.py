@@ -145,8 +145,9 @@ class _PutHandler(SimpleHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         path = Path(self.translate_path(self.path))
-        self._answer(204 if path.exists() else 404)
+        existed = path.exists()
         path.unlink(missing_ok=True)
+        self._answer(204 if existed else 404)
 
 
 @contextmanager

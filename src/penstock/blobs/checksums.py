@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.crc import crc32 as crc32
+from penstock.storage.crc import crc32
 
 U32 = npt.NDArray[np.uint32]
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.blobs.checksums import crc32
 from penstock.order import I64
+from penstock.storage.crc import crc32
 from penstock.storage.protocol import per_process
 
 log = logging.getLogger("penstock")
