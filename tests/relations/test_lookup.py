@@ -14,7 +14,8 @@ from penstock.relations import lookup
 from penstock.relations.lookup import HashedRows, comparable
 from tests.relations.conftest import EXAMPLES
 
-KEYS = st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "\0", "\0\0", "aa", "ä"]))
+NUMBERS = st.integers(-3, 3) | st.sampled_from([-(2**63), 2**63 - 1, 2**62])
+KEYS = st.tuples(NUMBERS, st.sampled_from(["", "a", "\0", "\0\0", "aa", "ä"]))
 
 
 def found(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]], columns: list[int]) -> list[tuple[int, int]]:

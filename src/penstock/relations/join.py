@@ -368,7 +368,8 @@ class Join(FlatMap):
         if index.names:
             matched = right >= 0
             assert isinstance(index.items, ArrowColumns)
-            there = index.items.pick(right if matched.all() else right[matched]).batch()
+            added = index.items.renamed({name: name for name in index.names})
+            there = added.pick(right if matched.all() else right[matched]).batch()
             spread = None
             if not matched.all():
                 spread = pa.array(np.where(matched, np.cumsum(matched) - 1, 0), mask=~matched)

@@ -12,6 +12,7 @@ from penstock.order import I64, U64, fold_into
 
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of a text: odd, so that multiplying by it loses nothing
 _SLICE = 1 << 20  # bytes of text that are hashed at once
+_DENSE = 4  # numbers in a range, for each row, up to which every number has an entry in a table
 
 
 def comparable(array: Any) -> Any:
@@ -29,19 +30,22 @@ def comparable(array: Any) -> Any:
 class HashedRows:
     """Rows sorted by the hash of their values, which finds the rows that equal others.
 
-    Rows of one hash are adjacent. Their values are compared, unless different values cannot have the same hash.
+    Rows of one hash are adjacent. Their values are compared, unless different values cannot have the same hash. The
+    hash of integers that lie close together is their distance from the lowest.
     """
 
     def __init__(self, columns: Sequence[Any]) -> None:
         """Sort the rows of columns that ``comparable`` returned."""
         self._columns = columns
         self.types = [column.type for column in columns]
-        hashes = _hashes(columns)
+        self._low, self._span = _dense_range(columns)
+        hashes = self._hashes(columns)
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
         bits = max(1, len(hashes)).bit_length() + 1
-        self._shift = np.uint64(64 - bits)
-        sizes = np.bincount((self._sorted >> self._shift).astype(np.int64), minlength=1 << bits)
+        self._shift = np.uint64(0 if self._span else 64 - bits)
+        buckets = (self._sorted >> self._shift).astype(np.int64)
+        sizes = np.bincount(buckets, minlength=self._span + 1 if self._span else 1 << bits)
         self._buckets = np.concatenate([[0], np.cumsum(sizes)])  # where the hashes begin that start with some bits
         begins = np.flatnonzero(np.concatenate([self._sorted[:1] == self._sorted[:1], np.diff(self._sorted) != 0]))
         ends = np.append(begins, len(hashes))[1:]
@@ -49,21 +53,28 @@ class HashedRows:
 
     def pairs(self, columns: Sequence[Any]) -> tuple[I64, I64]:
         """Return the numbers of rows of ``columns``, ascending, each with a row here that equals it."""
-        hashes = _hashes(columns)
+        hashes = self._hashes(columns)
         bucket = (hashes >> self._shift).astype(np.int64)
         at, end = self._buckets[bucket], self._buckets[bucket + 1]
-        active = np.flatnonzero(at < end)
-        while len(active := active[self._sorted[at[active]] < hashes[active]]):
-            at[active] = self._next[at[active]]
-            active = active[at[active] < end[active]]
         found = np.flatnonzero(at < end)
-        found = found[self._sorted[at[found]] == hashes[found]]
+        if not self._span:  # a bucket may have rows of several hashes
+            active = found
+            while len(active := active[self._sorted[at[active]] < hashes[active]]):
+                at[active] = self._next[at[active]]
+                active = active[at[active] < end[active]]
+            found = found[at[found] < end[found]]
+            found = found[self._sorted[at[found]] == hashes[found]]
         begin = at[found]
         counts = self._next[begin] - begin
         if len(counts) and int(counts.max()) > 1:
             within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
             found, begin = np.repeat(found, counts), np.repeat(begin, counts) + within
         return self._equal(columns, found, self._order[begin])
+
+    def _hashes(self, columns: Sequence[Any]) -> U64:
+        if not self._span:
+            return _hashes(columns)
+        return np.minimum((columns[0].to_numpy() - self._low).view(np.uint64), np.uint64(self._span))
 
     def _equal(self, columns: Sequence[Any], left: I64, right: I64) -> tuple[I64, I64]:
         import pyarrow as pa
@@ -72,9 +83,22 @@ class HashedRows:
         if len(columns) == 1 and pa.types.is_integer(columns[0].type):  # different integers have different hashes
             return left, right
         same = np.ones(len(left), bool)
+        each = np.array_equal(left, np.arange(len(columns[0])))
         for mine, theirs in zip(columns, self._columns, strict=True):
-            same &= pc.equal(mine.take(pa.array(left)), theirs.take(pa.array(right))).to_numpy(zero_copy_only=False)
+            chosen = mine if each else mine.take(pa.array(left))
+            same &= pc.equal(chosen, theirs.take(pa.array(right))).to_numpy(zero_copy_only=False)
         return (left, right) if same.all() else (left[same], right[same])
+
+
+def _dense_range(columns: Sequence[Any]) -> tuple[np.int64, int]:
+    """Return the lowest of one column of integers and the size of their range; 0 if a table of the range is too big."""
+    import pyarrow as pa
+
+    if len(columns) > 1 or not pa.types.is_integer(columns[0].type) or not len(columns[0]):
+        return np.int64(0), 0
+    values = columns[0].to_numpy()
+    span = int(values.max()) - int(values.min()) + 1
+    return values.min(), span if span <= _DENSE * len(values) else 0
 
 
 def _hashes(columns: Sequence[Any]) -> U64:
