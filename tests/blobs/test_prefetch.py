@@ -21,7 +21,7 @@ from penstock.errors import DataError, StorageError
 from penstock.storage import Info
 from penstock.storage.retry import while_wanted
 
-SIZE = 20 * CELL + 12_345
+SIZE = 2 * CHUNK + 4 * CELL + 12_345  # three chunks
 BYTES = np.random.default_rng(0).bytes(SIZE)
 CHECKSUMS = np.array([zlib.crc32(BYTES[at : at + CELL]) for at in range(0, SIZE, CELL)], np.uint32)
 

@@ -32,7 +32,7 @@ from penstock.storage.retry import wanted, while_wanted
 
 I64 = npt.NDArray[np.int64]
 
-CHUNK = 8 << 20  # the most bytes of one request
+CHUNK = 6 << 20  # the most bytes of one request: larger ones need more memory, whose first use costs more than requests
 MAX_GAP = 256 << 10  # a gap up to this size costs less to fetch than a second request
 READ_AHEAD = 64 << 20  # the most bytes that are fetched beyond what was announced
 CONNECTIONS = 24  # half of them wait for a first byte where a round trip takes as long as receiving a chunk

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import pytest
 
 import penstock as ps
+from penstock.blobs.prefetch import CHUNK
 from penstock.cli import main
 from penstock.errors import DataError, PenstockError, PlanError, StateError, StorageError
 from penstock.storage import HTTP, S3, Retry
@@ -276,7 +277,8 @@ def test_an_object_that_is_changed_in_mid_read(server: Server) -> None:
         write_shard(server.folder / "a.tar", numbered(80, "new"), 299_000)
         os.replace(server.folder / "a.tar", path)
 
-    server.proxy.rule(lambda request: request.headers.get("Range", "").startswith("bytes=17"), before=change)
+    middle = f"bytes={(1 << 20) + 2 * CHUNK}-"  # the first request is for 1 MiB
+    server.proxy.rule(lambda request: request.headers.get("Range", "").startswith(middle), before=change)
     seen: list[dict[str, Any]] = []
 
     def read() -> None:
