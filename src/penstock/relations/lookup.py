@@ -74,7 +74,8 @@ class HashedRows:
     def _hashes(self, columns: Sequence[Any]) -> U64:
         if not self._span:
             return _hashes(columns)
-        return np.minimum((columns[0].to_numpy() - self._low).view(np.uint64), np.uint64(self._span))
+        values: I64 = columns[0].to_numpy()
+        return np.minimum((values - self._low).view(np.uint64), np.uint64(self._span))
 
     def _equal(self, columns: Sequence[Any], left: I64, right: I64) -> tuple[I64, I64]:
         import pyarrow as pa
