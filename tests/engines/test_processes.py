@@ -405,7 +405,7 @@ def test_an_observer_receives_events_in_order() -> None:
 def test_an_observer_that_fails_does_not_stop_the_run(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.monitor.TICK_S", 0.005)
+    monkeypatch.setattr("penstock.engines.local.supervisor.TICK_S", 0.005)
 
     def observer(event: Event) -> None:
         if event.kind == kind:

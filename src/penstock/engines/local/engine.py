@@ -28,7 +28,6 @@ from penstock.engines.cursor import Start
 from penstock.engines.devices import assign_devices, with_device_copies
 from penstock.engines.flow import COLUMN_BLOCK_BYTES, COLUMN_BLOCK_ROWS, BlockSizer, Each, Locate, SizeLimit, flow
 from penstock.engines.local.heartbeat import Heartbeat
-from penstock.engines.local.monitor import Monitor
 from penstock.engines.local.pool import (
     BlockJob,
     BlockResult,
@@ -42,6 +41,7 @@ from penstock.engines.local.pool import (
     map_unordered,
 )
 from penstock.engines.local.process_proxy import ProcessPayload
+from penstock.engines.local.supervisor import Supervisor
 from penstock.engines.local.worker_proxy import RemoteWorkerProxy, SegmentPayload
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import DEFAULT_RESOURCES, Program, Segment, prepare, run_segment
@@ -279,7 +279,7 @@ class PooledRun:
     locate: Locate | None = None  # replaces the program's finder, if workers locate the samples they read
     channel: Channel = field(default_factory=lambda: Channel(lambda: MAX_READY_BLOCKS))
     driver: threading.Thread | None = None
-    monitor: Monitor | None = None
+    supervisor: Supervisor | None = None
     pid: int = field(default_factory=os.getpid)
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
@@ -305,8 +305,8 @@ class PooledRun:
             del chain
             driver.start()
             self.driver = driver  # only now: another thread may close the run, and joins the driver that it finds
-            if self.monitor is not None:
-                self.monitor.start()
+            if self.supervisor is not None:
+                self.supervisor.start()
             while (block := self._next()) is not None:
                 yield block
                 del block
@@ -319,7 +319,7 @@ class PooledRun:
         self.sizer.max_samples = 1 if self.strict else self.first_block_samples
         if self.program.columnar:
             self.sizer.ceiling = COLUMN_BLOCK_ROWS
-        self.monitor = Monitor(self.cores, self.meters)
+        self.supervisor = Supervisor(self.cores, self.meters)
 
     def as_host(self) -> PooledRun:
         """Make this run a host, which holds pools for its guests until it is closed; return it."""
@@ -347,12 +347,12 @@ class PooledRun:
             self.guests.append(guest)
             self.meters.guests.append(guest.meters)
             if not self.bounds:
-                assert self.monitor is not None
+                assert self.supervisor is not None
                 for level in self.program.levels:
                     for segment in filter(lambda segment: segment.needs_pool, level.segments):
                         self._pool_of(segment)
                         self.meters.segments.append(self.bounds[id(segment)][1].meter)
-                self.monitor.start()
+                self.supervisor.start()
 
     def _leave_host(self) -> None:
         """Cancel what this run has queued in the pools of its host."""
@@ -389,15 +389,15 @@ class PooledRun:
             guests = list(self.guests)
         for guest in guests:
             guest.close()
-        if self.monitor is not None:
-            self.monitor.stop()
+        if self.supervisor is not None:
+            self.supervisor.stop()
         for pool in self.pools:
             pool.stop()
         # A thread of this run cannot join itself: the garbage collector may close a forgotten iterator in one.
         current = threading.current_thread()
         owned = self.pools if self.host is None else self.host.pools
         if self.driver is not current and not any(pool.owns(current) for pool in owned):
-            threads = (self.driver, None if self.monitor is None else self.monitor.thread)
+            threads = (self.driver, None if self.supervisor is None else self.supervisor.thread)
             join_all([thread for thread in threads if thread not in (None, current)], self.pools)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
@@ -430,8 +430,8 @@ class PooledRun:
         make_proxy = partial(self._make_proxy, spec, bound, limit)
         pool = Pool(segment.stages[-1].stage.name, spec.initial_workers, make_proxy, meter, self.meters)
         self.pools.append(pool)
-        assert self.monitor is not None
-        self.monitor.watch(pool, spec.timeout_s if spec.payload is None else None)
+        assert self.supervisor is not None
+        self.supervisor.watch(pool, spec.timeout_s if spec.payload is None else None)
         return pool, bound
 
     def _make_proxy(self, spec: PoolSpec, bound: MemoryBound, limit: SizeLimit | None, number: int) -> WorkerProxy:

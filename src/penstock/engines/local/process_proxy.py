@@ -1,4 +1,4 @@
-"""The run's side of a worker process: start it, send it blocks, check its time limit, end it."""
+"""The run's side of a worker process: start it, send it blocks, kill it when it exceeds its time limit, end it."""
 
 from __future__ import annotations
 

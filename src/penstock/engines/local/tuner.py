@@ -1,6 +1,6 @@
 """Decide how many workers each pool should have, from measurements of the pools.
 
-Nothing here has a clock or a thread: the monitor reads the meters every ``TICK_S``, calls ``Tuner.tick`` and resizes
+Nothing here has a clock or a thread: the supervisor reads the meters every ``TICK_S``, calls ``Tuner.tick`` and resizes
 the pools as it returns. The rules:
 
 - **Grow.** While the consumer waits, a pool is a bottleneck if nearly all of its workers are busy and later stages

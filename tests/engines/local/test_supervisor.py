@@ -74,13 +74,13 @@ def test_a_pool_without_a_workers_argument_stays_within_the_default_bounds() -> 
     assert all(1 <= size <= segment.most for size in sizes(ds))
 
 
-def test_a_pool_of_a_fixed_size_is_not_resized_and_has_no_monitor() -> None:
+def test_a_pool_of_a_fixed_size_is_not_resized_and_has_no_supervisor() -> None:
     ds = from_items(list(range(200))).map(waits, workers=3)
     names = set()
     for _ in ds:
         names |= {thread.name for thread in threading.enumerate()}
     assert sizes(ds) == [3]
-    assert "penstock monitor" not in names
+    assert "penstock supervisor" not in names
     assert "penstock driver" in names
 
 

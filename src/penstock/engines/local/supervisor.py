@@ -1,4 +1,4 @@
-"""The thread that inspects a run's pools ten times a second: it resizes them and fails blocks whose worker hangs."""
+"""The supervisor of a run: a thread that resizes pools and fails blocks whose thread hangs, ten times a second."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ class _Watched:
         return Reading(size, meter.least, meter.most, processes, min(busy, size), cpu, awaited_share, inputs)
 
 
-class Monitor:
-    """Watches the pools of a run in a separate thread, which is started only if there is something to decide."""
+class Supervisor:
+    """Watches the pools of a run in a separate thread, which is started only if there is something to decide.
+
+    It checks the time limits of threads only: the proxy of a worker process checks that of its process.
+    """
 
     def __init__(self, cores: float, meters: Meters) -> None:
         self.thread: threading.Thread | None = None
@@ -53,7 +56,7 @@ class Monitor:
         """Start the thread if a pool can be resized, an item can time out, or the run has an observer."""
         resizable = any(watched.pool.meter.least < watched.pool.meter.most for watched in self._watched)
         if resizable or self._meters.observer is not None or any(watched.timeout_s for watched in self._watched):
-            self.thread = threading.Thread(target=self._watch, name="penstock monitor", daemon=True)
+            self.thread = threading.Thread(target=self._watch, name="penstock supervisor", daemon=True)
             self.thread.start()
 
     def stop(self) -> None:
