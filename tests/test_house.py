@@ -36,7 +36,6 @@ START_BUDGET_S = 0.150
 
 SHALLOW_LINES = 60
 SHALLOW = {  # modules with few lines and one importer, and why they are modules nevertheless
-    "dataset/describe.py": "text about a plan, apart from the class that has every method",
     "engines/serial.py": "an engine like the others: a row in run.ENGINES, and the meaning of a plan",
 }
 SAME_EVERYWHERE = {  # top-level names that stand in several modules and mean the same there

@@ -17,8 +17,7 @@ import cloudpickle
 
 from penstock import relations
 from penstock.codecs.features import feature_of
-from penstock.dataset.describe import explain_plan, short_repr
-from penstock.dataset.notebook import SHOWN_SAMPLES, Explanation, Schema, dataset_html
+from penstock.dataset.display import SHOWN_SAMPLES, Explanation, Schema, dataset_html, explain_plan, short_repr
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PenstockError, PlanError, shows_user_frames
