@@ -158,6 +158,16 @@ def test_a_name_means_one_thing() -> None:
     assert not twice
 
 
+def test_a_class_has_a_name_of_its_own_even_if_it_is_private() -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in _tree(path).body if FOREIGN_NAMES not in path.parents else ():
+            if isinstance(node, ast.ClassDef):
+                where[node.name.strip("_")].append(str(path.relative_to(PACKAGE)))
+    twice = {name: places for name, places in where.items() if len(places) > 1}
+    assert not twice
+
+
 def test_no_source_leaves_work_for_later() -> None:
     marks = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

@@ -241,18 +241,18 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * MIN_BUDGET
 
 
-class _Target:
+class _RangeBuffer:
     """The buffer of a range, chosen when its bytes arrive: it may be one that was in use when they were requested."""
 
     def __init__(self, fetcher: Fetcher, size: int) -> None:
         self._fetcher, self._size = fetcher, size
 
     @cached_property
-    def buffer(self) -> mmap.mmap:
+    def memory(self) -> mmap.mmap:
         return self._fetcher.buffer(self._size)
 
     def view(self) -> memoryview:
-        return memoryview(self.buffer)[: self._size]
+        return memoryview(self.memory)[: self._size]
 
 
 @dataclass(slots=True, eq=False)
@@ -497,15 +497,15 @@ class PrefetchedBytes(RemoteBytes):
             StorageError: The range cannot be read.
             DataError: The bytes do not match their checksums, twice.
         """
-        target = _Target(self.fetcher, stop - start)
+        buffer = _RangeBuffer(self.fetcher, stop - start)
         for attempt in (1, 2):
             if isinstance(self.storage, LateBuffers):
-                self.storage.receive(self.full_url, start, stop, target.view, self.info.tag)
+                self.storage.receive(self.full_url, start, stop, buffer.view, self.info.tag)
             else:
-                self.storage.read(self.full_url, start, stop, into=target.view(), tag=self.info.tag)
-            bad = first_damaged(self.checksums, target.view(), start, len(self))
+                self.storage.read(self.full_url, start, stop, into=buffer.view(), tag=self.info.tag)
+            bad = first_damaged(self.checksums, buffer.view(), start, len(self))
             if bad is None:
-                return target.buffer
+                return buffer.memory
             if (forget := getattr(self.storage, "forget", None)) is not None:
                 forget(self.full_url)  # a cached copy is damaged too
             log.warning(

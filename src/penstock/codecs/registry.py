@@ -21,7 +21,7 @@ Decoder = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _CodecArguments:
     """What a codec may depend on besides the data: the name of the field and the arguments of ``decode``."""
 
     field: str
@@ -34,48 +34,48 @@ class _Codec:
     """One storage format of values: its extensions, and how to decode and encode it."""
 
     extensions: tuple[str, ...]
-    decoder: Callable[[_Request], Decoder]
-    encode: Callable[[Any, _Request], bytes]
+    decoder: Callable[[_CodecArguments], Decoder]
+    encode: Callable[[Any, _CodecArguments], bytes]
 
 
-def _data_only(decode: Decoder) -> Callable[[_Request], Decoder]:
+def _data_only(decode: Decoder) -> Callable[[_CodecArguments], Decoder]:
     """Adapt a decoder that needs only the data."""
-    return lambda request: decode
+    return lambda arguments: decode
 
 
-def _with_limits(decode: Callable[..., Any]) -> Callable[[_Request], Decoder]:
+def _with_limits(decode: Callable[..., Any]) -> Callable[[_CodecArguments], Decoder]:
     """Adapt a decoder that needs the limits."""
-    return lambda request: partial(decode, limits=request.limits)
+    return lambda arguments: partial(decode, limits=arguments.limits)
 
 
-def _value_only(encode: Callable[[Any], bytes]) -> Callable[[Any, _Request], bytes]:
+def _value_only(encode: Callable[[Any], bytes]) -> Callable[[Any, _CodecArguments], bytes]:
     """Adapt an encoder that needs only the value."""
-    return lambda value, request: encode(value)
+    return lambda value, arguments: encode(value)
 
 
-def _with_extension(encode: Callable[[Any, str], bytes]) -> Callable[[Any, _Request], bytes]:
+def _with_extension(encode: Callable[[Any, str], bytes]) -> Callable[[Any, _CodecArguments], bytes]:
     """Adapt an encoder that needs the field's extension."""
-    return lambda value, request: encode(value, extension(request.field))
+    return lambda value, arguments: encode(value, extension(arguments.field))
 
 
-def _int_decoder(request: _Request) -> Decoder:
-    return partial(text.decode_int, name=extension(request.field))
+def _int_decoder(arguments: _CodecArguments) -> Decoder:
+    return partial(text.decode_int, name=extension(arguments.field))
 
 
-def _pth_decoder(request: _Request) -> Decoder:
-    return arrays.pth_decoder(request.limits, trust_pickle=request.trust_pickle)
+def _pth_decoder(arguments: _CodecArguments) -> Decoder:
+    return arrays.pth_decoder(arguments.limits, trust_pickle=arguments.trust_pickle)
 
 
-def _pickle_decoder(request: _Request) -> Decoder:
-    return pickle.loads if request.trust_pickle else _refuse_pickle
+def _pickle_decoder(arguments: _CodecArguments) -> Decoder:
+    return pickle.loads if arguments.trust_pickle else _refuse_pickle
 
 
 def _refuse_pickle(data: bytes) -> Any:
     raise ValueError("pickle can run code and is refused; pass decode(trust_pickle=True) if you trust this data")
 
 
-def _encode_pickle(value: Any, request: _Request) -> bytes:
-    if not request.trust_pickle:
+def _encode_pickle(value: Any, arguments: _CodecArguments) -> bytes:
+    if not arguments.trust_pickle:
         raise ValueError("pickle can run code when it is read and is refused; pass trust_pickle=True to write it")
     return pickle.dumps(value)
 
@@ -97,12 +97,12 @@ CODECS: Mapping[str, _Codec] = MappingProxyType(
         "pth": _Codec(("pth",), _pth_decoder, _value_only(arrays.encode_pth)),
         "audio": _Codec(
             audio.AUDIO_EXTENSIONS,
-            lambda request: audio.audio_decoder(request.limits),
+            lambda arguments: audio.audio_decoder(arguments.limits),
             _with_extension(audio.encode_audio),
         ),
         "image": _Codec(
             images.IMAGE_EXTENSIONS,
-            lambda request: images.image_decoder(None, request.limits),
+            lambda arguments: images.image_decoder(None, arguments.limits),
             _with_extension(images.encode_image),
         ),
         "pickle": _Codec(("pkl", "pickle", "pyd"), _pickle_decoder, _encode_pickle),
@@ -178,7 +178,7 @@ def decoder(field: str, spec: Spec = None, *, limits: Limits, trust_pickle: bool
         return None
     if name == "image":
         return images.image_decoder(spec, limits)
-    return CODECS[name].decoder(_Request(field, limits, trust_pickle))
+    return CODECS[name].decoder(_CodecArguments(field, limits, trust_pickle))
 
 
 def decoder_by_spec(field: str, spec: Spec, *, limits: Limits, trust_pickle: bool = False) -> Decoder:
@@ -205,7 +205,7 @@ def decoder_by_spec(field: str, spec: Spec, *, limits: Limits, trust_pickle: boo
     if spec in images.IMAGE_SPECS:
         return images.image_decoder(spec, limits)
     name = spec if spec in CODECS else _BY_EXTENSION[spec]
-    return CODECS[name].decoder(_Request(field, limits, trust_pickle))
+    return CODECS[name].decoder(_CodecArguments(field, limits, trust_pickle))
 
 
 def encode(field: str, value: Any, *, trust_pickle: bool = False) -> bytes:
@@ -231,7 +231,7 @@ def encode(field: str, value: Any, *, trust_pickle: bool = False) -> bytes:
     if name is None and not isinstance(value, str):
         raise TypeError(_no_encoder_message(field, value))
     try:
-        return CODECS[name or "txt"].encode(value, _Request(field, Limits(), trust_pickle))
+        return CODECS[name or "txt"].encode(value, _CodecArguments(field, Limits(), trust_pickle))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ValueError(f"field {field!r} ({type(value).__name__}) cannot be encoded: {exc}") from exc
 

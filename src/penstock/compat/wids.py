@@ -128,10 +128,10 @@ def _transformation(step: Any) -> Any:
         return step
     if step not in ("PIL", "numpy"):
         raise PlanError(f"transformations={step!r}: give 'PIL', 'numpy', a function, or a list of them")
-    return _Decoded(step)
+    return _DecodeFields(step)
 
 
-class _Decoded:
+class _DecodeFields:
     """Decodes fields by extension, images as they are stored."""
 
     def __init__(self, kind: str) -> None:

@@ -280,7 +280,7 @@ class Dataset(WriteMethods):
             TypeError: ``i`` is neither an integer nor a name, a stage changes the count, or the counts are not known.
         """
         if isinstance(i, str):
-            return Dataset(relations.select_fields(self.plan, f"ds[{i!r}]", i).then(_Column(i)))
+            return Dataset(relations.select_fields(self.plan, f"ds[{i!r}]", i).then(_FieldValue(i)))
         try:
             wanted = index(i)
         except TypeError:
@@ -499,7 +499,7 @@ class Dataset(WriteMethods):
 
 
 @dataclass(frozen=True)
-class _Column(Map):
+class _FieldValue(Map):
     """Replaces a sample by the value of one of its fields, which may be ``None``."""
 
     field: str

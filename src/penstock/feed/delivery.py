@@ -15,7 +15,7 @@ from penstock.plan import Skipped
 _Rows = list[tuple[I64, int]]  # tables of samples, each with the number of items that they are in
 
 
-class _Progress(NamedTuple):
+class _ItemProgress(NamedTuple):
     """The progress of a run after an item that was converted ahead of its delivery."""
 
     start: Start
@@ -50,7 +50,7 @@ class Delivery:
         self.run = start_run(None if ledger is None else self._on_delivered)
         self._converted: Generator[Any, None, None] | None = None
         self._rows: _Rows = []  # of the item that is converted next
-        self._progress: list[_Progress] = []  # after the last two delivered items; empty: the run's own progress
+        self._progress: list[_ItemProgress] = []  # after the last two delivered items; empty: the run's own progress
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the items.
@@ -61,7 +61,7 @@ class Delivery:
         return iter(self.run) if self._format is None else self._converted_items(self._format)
 
     def _converted_items(self, format: BatchFormat) -> Iterator[Any]:
-        self._progress = [_Progress(self.run.here(), 0, [])]
+        self._progress = [_ItemProgress(self.run.here(), 0, [])]
         self._converted = format.convert_all(self._items_with_progress())
         for item, progress in self._converted:
             self._progress = [self._progress[-1], progress]
@@ -70,12 +70,12 @@ class Delivery:
         self._progress = []
         self._record(self._rows)  # samples after the last item, which gave no output
 
-    def _items_with_progress(self) -> Iterator[tuple[Any, _Progress]]:
+    def _items_with_progress(self) -> Iterator[tuple[Any, _ItemProgress]]:
         """Yield every item with the progress after it; called in the thread that converts."""
         for item in self.run:
             self.run.report_delivered()
             rows, self._rows = self._rows, []
-            yield item, _Progress(self.run.here(), len(self.run.skips_so_far()), rows)
+            yield item, _ItemProgress(self.run.here(), len(self.run.skips_so_far()), rows)
 
     def _on_delivered(self, rows: I64, items: int) -> None:
         if self._format is None:

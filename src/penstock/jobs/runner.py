@@ -122,7 +122,7 @@ def process(
     metadata_url = None if metadata is None else os.fspath(metadata)
     if metadata_url is not None:
         check_metadata(metadata_url)
-    job = _Job(resolve_inputs(inputs, storage), settings, check_path("out", out), metadata_url, overwrite)
+    job = _JobRun(resolve_inputs(inputs, storage), settings, check_path("out", out), metadata_url, overwrite)
     with ExitStack() as stack:
         with storage_errors(job.out):
             job.open(stack, fresh)
@@ -169,7 +169,7 @@ class _Settings:
 
 
 @dataclass(slots=True)
-class _Job:
+class _JobRun:
     """One run of a job: its inputs, its settings and its output folder."""
 
     inputs: list[Input]

@@ -54,7 +54,7 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
             "autoinstall_known_extensions": False,
             "python_enable_replacements": False,  # a query does not see the variables of the program
         }
-        con = _Connection(settings)
+        con = _LazyConnection(settings)
         try:
             yield con
         except duckdb.OutOfMemoryException as exc:
@@ -70,7 +70,7 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
             con.close()
 
 
-class _Connection:
+class _LazyConnection:
     """A connection that is opened by its first query: groups and sorts of integers may need none."""
 
     def __init__(self, settings: dict[str, Any]) -> None:

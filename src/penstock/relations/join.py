@@ -57,12 +57,12 @@ class OtherSide:
     def __init__(self, plan: Plan, how: JoinOptions) -> None:
         self._plan, self._how = plan, how
         self._lock = threading.Lock()
-        self._index: _Index | None = None
+        self._index: _KeyedSamples | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OtherSide, (self._plan, self._how)
 
-    def index(self) -> _Index:
+    def index(self) -> _KeyedSamples:
         """Return the collected samples; the first call runs the plan."""
         with self._lock:
             if self._index is None:
@@ -70,7 +70,7 @@ class OtherSide:
             return self._index
 
 
-class _Index:
+class _KeyedSamples:
     """The samples of the other side by their keys."""
 
     def __init__(self, how: JoinOptions) -> None:
@@ -168,9 +168,9 @@ class _Index:
         return left, np.fromiter(chain.from_iterable(found), np.int64, len(left))
 
 
-def _collect(plan: Plan, how: JoinOptions) -> _Index:
+def _collect(plan: Plan, how: JoinOptions) -> _KeyedSamples:
     """Run the plan of the other side to its end."""
-    index, memory = _Index(how), memory_of(plan)
+    index, memory = _KeyedSamples(how), memory_of(plan)
     plan = select_fields(plan, "join", *how.on) if how.how in ("semi", "anti") else plan
     program, store = Program(plan), SampleStore(memory)
     program.check_finite()
@@ -335,7 +335,7 @@ class Join(FlatMap):
         grown.keys = fold_into(grown.keys, np.arange(len(left)) - np.searchsorted(left, left))
         return grown
 
-    def _join_rows(self, items: Sequence[Any], left: I64, index: _Index, right: I64) -> list[Any]:
+    def _join_rows(self, items: Sequence[Any], left: I64, index: _KeyedSamples, right: I64) -> list[Any]:
         samples = list(items)
         chosen = [samples[position] for position in left.tolist()]
         if self.how.how == "rest":
@@ -350,7 +350,7 @@ class Join(FlatMap):
             out.append({**sample, **{new: other.get(old) for old, new in renamed.items()}})
         return out
 
-    def _with_missing(self, sample: dict[str, Any], index: _Index) -> dict[str, Any]:
+    def _with_missing(self, sample: dict[str, Any], index: _KeyedSamples) -> dict[str, Any]:
         """Return a sample of the right side with the fields of the left side, which has no match for it."""
         renamed = self._renamed([name for name in sample if name not in self.how.on], index.names)
         return {
@@ -359,7 +359,7 @@ class Join(FlatMap):
             **{new: sample[old] for old, new in renamed.items()},
         }
 
-    def _join_columns(self, items: ArrowColumns, left: I64, index: _Index, right: I64) -> ArrowColumns:
+    def _join_columns(self, items: ArrowColumns, left: I64, index: _KeyedSamples, right: I64) -> ArrowColumns:
         import pyarrow as pa
 
         whole = len(left) == len(items) and bool((left == np.arange(len(items))).all())

@@ -72,7 +72,7 @@ class _Arrived:
         self.nbytes, self.ready = batch.nbytes, ready
 
 
-class _StreamReader:
+class _BatchReader:
     """Reads the batches of one server ahead of the consumer, in a thread."""
 
     def __init__(self, server: RemoteServer, request: BatchRequest, max_bytes: int) -> None:
@@ -220,7 +220,7 @@ class RemoteRun:
         self._after: Start | dict[str, Any] = start  # parsed when it is needed
         self._before: Start | dict[str, Any] = start
         self._skipped: list[Skipped] = []
-        self._readers: list[_StreamReader] = []
+        self._readers: list[_BatchReader] = []
         self._stopped = threading.Event()
         self._refresher: threading.Thread | None = None
 
@@ -277,7 +277,7 @@ class RemoteRun:
         count = len(servers)
         self.servers_used = [str(server.address) for server in servers]
         self._readers = [
-            _StreamReader(server, self._make_request(start, (number, count)), AHEAD_BYTES // count)
+            _BatchReader(server, self._make_request(start, (number, count)), AHEAD_BYTES // count)
             for number, server in enumerate(servers)
         ]
         number = 0
@@ -299,7 +299,7 @@ class RemoteRun:
                 self._close_readers()
                 return False
 
-    def _next(self, reader: _StreamReader) -> _Arrived:
+    def _next(self, reader: _BatchReader) -> _Arrived:
         waited = self.meters.waited
         try:
             with self._waiting():

@@ -284,7 +284,7 @@ class S3:
                 response_checksum_validation="when_required",
             ),
         )
-        client.meta.events.register("before-send.s3", _Sender(self.retry))
+        client.meta.events.register("before-send.s3", _SignedSender(self.retry))
         return _Access(client, None if self.anonymous else session.get_credentials())
 
 
@@ -359,7 +359,7 @@ def _data_loader() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sender:
+class _SignedSender:
     """Sends the requests that botocore has signed by ``send_request``, and keeps this thread's last response."""
 
     retry: Retry

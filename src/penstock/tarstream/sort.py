@@ -110,7 +110,7 @@ def sort_samples(
         DataError: A sample has no value to sort by, or has a field twice.
         StorageError: A temporary file cannot be written, or an archive changed in the meantime.
     """
-    with _SampleStore(folder) as store:
+    with _SampleRecords(folder) as store:
         records = (store.add(raw, number, order.value(raw)) for number, raw in enumerate(parts))
         if order.by_key and select is None:
             samples = store.join(store.sort(records, _KEY, order.reverse), on_error)
@@ -122,7 +122,7 @@ def sort_samples(
         yield from store.encode(samples)
 
 
-class _SampleStore:
+class _SampleRecords:
     """Records where samples are stored, in their archives or in a temporary file, and reads them back."""
 
     def __init__(self, folder: str | None) -> None:
@@ -134,7 +134,7 @@ class _SampleStore:
         self._spilled_bytes = 0
         self._record_files: list[IO[bytes]] = []
 
-    def __enter__(self) -> _SampleStore:
+    def __enter__(self) -> _SampleRecords:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -107,7 +107,7 @@ class Proxy:
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._clients: set[socket.socket] = set()
-        self._server = _Server(self)
+        self._server = _ProxyServer(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_TICK_S,), name="proxy")
         self._thread.start()
 
@@ -187,7 +187,7 @@ class Proxy:
             self._clients.discard(client)
 
 
-class _Server(ThreadingHTTPServer):
+class _ProxyServer(ThreadingHTTPServer):
     daemon_threads = False  # closing waits for them
     request_queue_size = 128
 
@@ -202,7 +202,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: _Server
+    server: _ProxyServer
 
     def setup(self) -> None:
         super().setup()

@@ -413,7 +413,7 @@ class Browser:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
+class _SearchedSample:
     """The fields of a sample, as a condition sees them."""
 
     key: str
@@ -428,7 +428,7 @@ class _Fields:
         return self.fields.get(field)
 
 
-def _holds(condition: TextExpression, sample: _Fields | None) -> bool:
+def _holds(condition: TextExpression, sample: _SearchedSample | None) -> bool:
     """Return whether a condition holds; one that cannot be evaluated for a sample does not."""
     if sample is None:
         return False
@@ -454,17 +454,17 @@ def _indexed_matches(reader: Reader, shard: int, condition: TextExpression) -> l
         label = (key, *values) if by_key else values  # a condition is evaluated once for equal values
         if label not in known:
             sample = {name: value for name, value in zip(fields, values, strict=True) if value is not None}
-            known[label] = _holds(condition, _Fields(key, url, sample))
+            known[label] = _holds(condition, _SearchedSample(key, url, sample))
         if known[label]:
             matches.append(row)
     return matches
 
 
-def _read_fields(reader: Reader, shard: int, rows: range, fields: frozenset[str]) -> list[_Fields | None]:
+def _read_fields(reader: Reader, shard: int, rows: range, fields: frozenset[str]) -> list[_SearchedSample | None]:
     numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
     located = reader.locate(np.full(len(rows), shard, np.int64), numbers, Fields(only=fields))
     items, errors = located.read()
-    out: list[_Fields | None] = []
+    out: list[_SearchedSample | None] = []
     url = reader.url(shard)
     for number, item in enumerate(items):
         if number in errors or not isinstance(item, dict):
@@ -472,7 +472,7 @@ def _read_fields(reader: Reader, shard: int, rows: range, fields: frozenset[str]
         else:
             key = item.get("__key__")
             values = {str(name): value for name, value in item.items()}
-            out.append(_Fields(key if isinstance(key, str) else "", url, values))
+            out.append(_SearchedSample(key if isinstance(key, str) else "", url, values))
     return out
 
 

@@ -43,7 +43,7 @@ def encode_outputs(outputs: Sequence[Output]) -> bytes:
     Raises:
         NotStorable: A value is not of a data type; the message names its type and where it is.
     """
-    writer = _Writer()
+    writer = _TreeWriter()
     text = _to_json([[list(path), writer.tree(value, "")] for path, value in outputs]).encode()
     start = _LENGTH.size + len(text)
     return b"".join([_LENGTH.pack(len(text)), text, bytes(-start % _ALIGNMENT), *writer.parts])
@@ -59,13 +59,13 @@ def decode_outputs(record: NDArray[np.uint8]) -> list[Output]:
         (length,) = _LENGTH.unpack_from(record.data)
         header = json.loads(record[_LENGTH.size : _LENGTH.size + length].tobytes())
         begin = _LENGTH.size + length
-        reader = _Reader(record, begin + -begin % _ALIGNMENT)
+        reader = _TreeReader(record, begin + -begin % _ALIGNMENT)
         return [(tuple(path), reader.value(tree)) for path, tree in header]
     except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError) as exc:
         raise DataError(f"a cached result cannot be decoded: {exc}") from exc
 
 
-class _Writer:
+class _TreeWriter:
     """Turns values into trees for the header, and collects the bytes that follow it."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class _Writer:
         self.parts += [data, bytes(-nbytes % _ALIGNMENT)]
 
 
-class _Reader:
+class _TreeReader:
     """Turns trees back into values; the bytes are taken in the order in which they were written."""
 
     def __init__(self, record: NDArray[np.uint8], offset: int) -> None:

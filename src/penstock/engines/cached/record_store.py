@@ -71,7 +71,7 @@ class RecordStore:
         self._damaged: set[tuple[int, int]] = set()  # (file, offset)
         self._looked = 0.0  # the latest ``since`` that a look for records of other processes answered
         self._refresh_from = 0.0
-        self._writer: _Writer | None = None
+        self._writer: _RecordFiles | None = None
         self._writable = True
 
     def find(self, numbers: NDArray[np.uint64], since: float = 0) -> Entries:
@@ -137,7 +137,7 @@ class RecordStore:
                 return
             try:
                 if self._writer is None:
-                    self._writer = _Writer(self.folder)
+                    self._writer = _RecordFiles(self.folder)
                 added = self._writer.append(new)
             except OSError as error:
                 self._writable = False
@@ -197,7 +197,7 @@ class RecordStore:
             return self._readable[file]
 
 
-class _Writer:
+class _RecordFiles:
     """The pair of files that this process adds records to; locked until the process ends."""
 
     def __init__(self, folder: str) -> None:

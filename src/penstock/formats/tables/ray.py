@@ -128,7 +128,7 @@ class RayReader(Reader):
         self.names = [f"block-{number:06d}" for number in range(len(blocks.refs))]
         self._blocks = blocks
         self._row_bytes: I64 = np.array(blocks.sizes, np.int64) // np.maximum(1, np.array(blocks.counts, np.int64))
-        self._cache: OrderedDict[int, _BlockRows] = OrderedDict()
+        self._cache: OrderedDict[int, _RayRows] = OrderedDict()
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -150,7 +150,7 @@ class RayReader(Reader):
     def url(self, shard: int) -> str:
         return f"ray:{self.names[shard]}"
 
-    def rows(self, shard: int) -> _BlockRows:
+    def rows(self, shard: int) -> _RayRows:
         """Return the rows of a block, from the cache or from the object store.
 
         Raises:
@@ -161,7 +161,7 @@ class RayReader(Reader):
             if shard in self._cache:
                 self._cache.move_to_end(shard)
                 return self._cache[shard]
-        rows = _BlockRows(self._fetch(shard), self._blocks.sizes[shard])
+        rows = _RayRows(self._fetch(shard), self._blocks.sizes[shard])
         with self._lock:
             self._cache[shard] = rows
             while len(self._cache) > 1 and (
@@ -190,7 +190,7 @@ class RayReader(Reader):
         return BlockAccessor.for_block(block).to_arrow()
 
 
-class _BlockRows:
+class _RayRows:
     """The rows of one block: an Arrow batch of most columns, and numpy arrays of those with Ray's own types."""
 
     def __init__(self, table: pa.Table, nbytes: int) -> None:
