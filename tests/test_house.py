@@ -66,8 +66,8 @@ STARTS = {
 HEAVY = {"numpy", "PIL", "torch", "pyarrow", "ray"}
 
 
-def test_the_map_names_every_room() -> None:
-    missing = sorted(set(_rooms()) - set(_places_on_the_map()))
+def test_the_map_names_every_package() -> None:
+    missing = sorted(set(_packages()) - set(_places_on_the_map()))
     assert not missing, f"{MAP.name} does not name {missing}"
 
 
@@ -240,7 +240,7 @@ def _defines(path: Path) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("_"))
 
 
-def _rooms() -> Iterator[str]:
+def _packages() -> Iterator[str]:
     """Yield every package and every module beside them, written as the map writes it."""
     for path in MODULES:
         place = path.relative_to(PACKAGE)
