@@ -109,7 +109,7 @@ def user_frames(error: BaseException) -> TracebackType | None:
 
 
 def short_traceback(error: StageError) -> StageError:
-    """Return the error with a traceback of the user's frames alone; that of its ``__cause__`` stays complete."""
+    """Return the error with a traceback of only the user's frames; its ``__cause__`` keeps the complete traceback."""
     return error.with_traceback(user_frames(error))
 
 
@@ -184,7 +184,7 @@ def printable(text: str) -> str:
 
 
 def message_of(exc: BaseException) -> str:
-    """Return the type and text of an exception, also of one whose text cannot be computed."""
+    """Return the type and text of an exception, even if computing its text fails."""
     try:
         return f"{type(exc).__name__}: {exc}"
     except Exception as failure:

@@ -45,7 +45,7 @@ class BoundedQueue(Generic[_T]):
         return item
 
     def make_room(self, count: int) -> None:
-        """Let so many more calls of ``put`` pass."""
+        """Let ``count`` more calls of ``put`` pass."""
         for _ in range(count):
             self._room.put(None)
 

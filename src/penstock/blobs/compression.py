@@ -27,7 +27,7 @@ class ArchiveLimits:
 
     Attributes:
         max_bytes: The most bytes it may decompress to.
-        max_ratio: The most times its own size, once it is beyond 64 MiB.
+        max_ratio: The most times its own size that it may decompress to, beyond 64 MiB.
     """
 
     max_bytes: int = 64 << 30

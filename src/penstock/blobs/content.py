@@ -62,7 +62,7 @@ def copied(fd: int, start: int, stop: int) -> mmap.mmap | None:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Free a large block: until then, glibc returns the memory of samples to the system whenever they are dropped."""
+    """Free one large block, after which glibc keeps the memory of dropped samples instead of returning it each time."""
     bytes(16 << 20)  # never touched; the allocator keeps up to twice as much from now on
 
 

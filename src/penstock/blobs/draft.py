@@ -171,7 +171,7 @@ def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes 
 
     Raises:
         StorageError: The object exists and cannot be read, or its existence cannot be determined.
-        DataError: The object is too large to be an index, a manifest or the like.
+        DataError: The object is too large to be an index or a manifest.
     """
     data = bytearray()
     try:

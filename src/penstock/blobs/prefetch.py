@@ -96,7 +96,7 @@ class Fetcher:
         self._buffers: list[mmap.mmap] = []
 
     def next_priority(self) -> int:
-        """Return a priority below all before it."""
+        """Return a priority lower than all earlier ones."""
         return next(self._priorities)
 
     def enqueue(self, chunks: Sequence[_Chunk], priority: int) -> None:
@@ -205,7 +205,7 @@ class Fetcher:
         return chunk
 
     def _make_room(self, chunk: _Chunk) -> bool:
-        """Drop chunks that were read, least recently used first; unread ones only for an urgent chunk, in need."""
+        """Drop chunks that were read, least recently used first; unread ones only if an urgent chunk needs the room."""
         # Objects that are read as they arrive are opened ahead: two of them have room beside the one that is read.
         budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES * (1 + chunk.reserved))
         if self._bytes + chunk.size <= budget:
@@ -266,7 +266,7 @@ class PrefetchedBytes(RemoteBytes):
         url: The URL without credentials, for errors and logs.
         info: The size and tag of the object.
         checksums: The CRC-32 of every MiB; empty where they are unknown.
-        priority: Of what is fetched ahead of ``window``.
+        priority: The priority of what is fetched ahead of ``window``.
     """
 
     fetcher: Fetcher
@@ -435,7 +435,7 @@ class PrefetchedBytes(RemoteBytes):
             self.fetcher.enqueue(added, self.priority)
 
     def fetch_small(self) -> None:
-        """Fetch an object ahead that is so small that parts of it would be one request too."""
+        """Fetch the object ahead, whole, if it is so small that a part of it would take as long."""
         if len(self) <= MAX_GAP:
             self._fetch_ahead(0)
 

@@ -248,7 +248,7 @@ class _Terminated(BaseException):
 def _unwind_on_signals() -> Iterator[None]:
     """Make SIGTERM unwind the stack as Ctrl-C does, so that no partial file is left behind.
 
-    Both do so within the import of a compiled module, too, which then fails with an ImportError that does not say so.
+    Both work within the import of a compiled module too, although the import then fails with a plain ImportError.
 
     Raises:
         KeyboardInterrupt: Ctrl-C arrived.

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def load_function(name: str) -> Callable[..., Any]:
     """Load the function that ``module:function`` or ``file.py:function`` names.
 
-    The current folder, and that of the file, are added to ``sys.path``.
+    The current folder and the folder of the file are added to ``sys.path``.
 
     Raises:
         PlanError: There is no such function.

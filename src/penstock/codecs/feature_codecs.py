@@ -176,7 +176,7 @@ def _codec_name(feature: Feature, value: Any) -> str:
 
 
 def _sniffed_suffix(data: bytes, feature: Feature) -> str:
-    """Return an extension for a file by its first bytes; any media extension works, since decoding goes by content."""
+    """Return an extension for a file by its first bytes; any media extension works: decoders look at the content."""
     magics = {b"\xff\xd8\xff": "jpg", b"GIF8": "gif", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
     recognised = next((suffix for magic, suffix in magics.items() if data.startswith(magic)), None)
     return recognised or ("png" if isinstance(feature, Image) else "wav")

@@ -79,7 +79,7 @@ class ShardListDataset(Dataset[Any]):
         return int(self.cum_lengths[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample; ``DataError`` if it is damaged, or the shard holds not as many as its entry says."""
+        """Return a sample; ``DataError`` if it is damaged, or if the shard and its entry differ in their counts."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = int(np.searchsorted(self.cum_lengths, index, side="right"))

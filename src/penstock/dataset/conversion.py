@@ -80,7 +80,7 @@ def convert(
         format: The format to write. By default the suffix of ``target`` decides; if it has none, tar shards become
             Parquet, and everything else becomes tar shards.
         max_bytes: The maximum size of each file in a folder.
-        shards: Cut the order into so many ranges, each one file, and write them in parallel.
+        shards: Cut the order into this many ranges, each one file, and write them in parallel.
         workers: How many workers read.
         tiles: Store JPEGs in tiles, without loss, so that crops of them decode faster; tar may then become tar.
         drop: Fields to leave out, such as images that CSV cannot hold.

@@ -189,7 +189,7 @@ class Dataset(WriteMethods):
         return None if program.stream is not None else program.length(self.plan.cut)
 
     def _relisted(self) -> Program:
-        """Return a program whose shards are listed now, as those of a run are; a remote one keeps known counts."""
+        """Return a program whose shards are listed now, as for a run; a remote one keeps known counts."""
         known = self._opened if self._opened is not None and self._opened.plan == self.plan else None
         if known is not None and known.stream is not None:
             return known

@@ -330,7 +330,8 @@ class StageMethods:
         """Keep the results of all stages before this one on disk as they stream; later epochs and runs read them.
 
         The order, states and cuts are those of the plan without it. Results are found again by the content of the
-        source, the stages with their arguments, and the code of their functions; a change of any of them starts anew.
+        source, the stages with their arguments, and the code of their functions; if any of them changes, results are
+        computed again.
 
         Args:
             folder: A folder on this machine; all processes that name it share the results.

@@ -57,7 +57,7 @@ class WriteMethods(TableMethods):
             max_bytes: The maximum size of a shard before compression, unless a single sample is larger; 1e9 by
                 default, none with ``shards``.
             max_samples: The maximum number of samples in a shard; 100,000 by default, none with ``shards``.
-            shards: Cut the order into so many ranges, each one shard, and write them in parallel; shard ``k`` holds
+            shards: Cut the order into this many ranges, each one shard, and write them in parallel; shard ``k`` holds
                 what ``shard(k, shards)`` yields. Where a limit is given, every name ends in ``-0``, ``-1``, ...
             compress: How to compress the shards.
             mode: What to do with what the target holds: ``"new"``, ``"replace"`` or ``"append"``.
@@ -108,8 +108,8 @@ class WriteMethods(TableMethods):
         """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
         ``delimiter`` is a comma, or a tab in a ``.tsv`` file. ``max_bytes`` limits the size of each file in a folder.
-        ``shards`` cuts the order into so many ranges, which are
-        written in parallel, each into one file. The files become visible when the last one is complete.
+        ``shards`` cuts the order into that many ranges, which are written in parallel, each into one file. The files
+        become visible when the last one is complete.
 
         Raises:
             DataError: A value cannot be written as CSV, or a sample does not have the fields of the first.
@@ -204,7 +204,7 @@ class WriteMethods(TableMethods):
             url: The folder: a path or a URL.
             max_bytes: The maximum size of a file, unless a single sample is larger; "500MB" by default, none with
                 ``shards``.
-            shards: Cut the order into so many ranges, each one file, and write them in parallel; file ``k`` holds
+            shards: Cut the order into this many ranges, each one file, and write them in parallel; file ``k`` holds
                 what ``shard(k, shards)`` yields. Where a limit is given, every name ends in ``-0``, ``-1``, ... On
                 remote storage, files appear as they are completed, and the manifest at the end.
             max_samples: The maximum number of samples in a file.

@@ -26,7 +26,7 @@ def join_blocks(blocks: Iterator[Block], rows: int, max_bytes: int, name: str) -
     """Yield the same items in blocks whose sizes are multiples of ``rows``.
 
     Args:
-        blocks: The blocks; those of samples that are not read yet stay unread.
+        blocks: The blocks; samples that are not read yet stay unread.
         rows: The number of rows of one call.
         max_bytes: The most bytes to hold back; beyond that, blocks have fewer rows.
         name: The stage that asks for the rows, for the warning about that.

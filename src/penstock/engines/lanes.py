@@ -21,7 +21,7 @@ class Lanes:
         program: What runs.
         order: The order of the epoch.
         epoch: The epoch.
-        most: The most runs at a time that are of use.
+        most: The most runs at a time that can have work.
         consumers: Whether blocks are taken by consumers, so that the results stay on the cluster until then.
 
     Attributes:

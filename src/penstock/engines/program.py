@@ -111,7 +111,7 @@ class Level:
 
     @property
     def regroups(self) -> bool:
-        """Whether the level forms groups that may be formed anew anywhere: batches."""
+        """Whether the level forms groups that may begin at any item: batches."""
         return self.head is not None and self.head.stage.recut is Recut.REGROUP
 
 

@@ -82,8 +82,8 @@ def _format_line(skip: Skipped) -> str:
 def read_identities(path: str) -> Iterator[Identity]:
     """Yield the samples that a quarantine lists; for a folder, those of all its ``.jsonl`` files.
 
-    Lines about items computed from several samples, or read from a stream, do not identify one sample and are ignored,
-    as is half a line at which the disk was full.
+    Lines about items computed from several samples, or read from a stream, do not identify one sample and are ignored;
+    so is a line that was cut off because the disk was full.
 
     Raises:
         StorageError: The file cannot be read.

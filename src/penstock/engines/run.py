@@ -90,7 +90,7 @@ class Run:
                 after the last item of any other block, and by ``report_delivered()``.
             pools: The pools that the run uses together with others; by default it starts its own.
             alone: No other run uses the program at the same time.
-            cut: The cut of this rank, if it is not that of the plan.
+            cut: The cut of this rank, if it is not the plan's.
 
         Raises:
             EngineError: The engine cannot run the plan.

@@ -106,7 +106,7 @@ class RunLog:
 
 @dataclass(slots=True, eq=False)
 class LoggedRun:
-    """One run of one process, as its log tells it.
+    """One run of one process, as its log records it.
 
     Attributes:
         begin: The record of its beginning: ``rank``, ``world``, ``epoch``, ``plan``, ``engine``, ``host``, ``pid``.
@@ -199,7 +199,7 @@ def _is_alive(begin: dict[str, Any]) -> bool:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process in bytes; 0 if the system does not tell."""
+    """Return the memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):

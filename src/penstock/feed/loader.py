@@ -156,7 +156,7 @@ class Loader:
 
     @closed_at_exit
     def _items(self, live: Delivery, begun: bool) -> Generator[Any, None, None]:
-        """Yield the items of a run; if it has none, and its epoch was begun before, those of the next epoch."""
+        """Yield the items of a run; if it has none, and its epoch was begun before, yield those of the next epoch."""
         delivered = False
         failure = StageError  # the interpreter clears the module's names before it closes the last iterators
         try:

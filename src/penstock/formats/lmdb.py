@@ -63,7 +63,7 @@ class LmdbSource(Source):
 
 
 def is_environment(path: str) -> bool:
-    """Return whether a local path is that of an environment: a file of LMDB, or a folder with its data file."""
+    """Return whether there is an environment at a local path: a file of LMDB, or a folder with its data file."""
     if os.path.isdir(path):
         return os.path.isfile(os.path.join(path, _DATA_FILE))
     return path.endswith(LMDB_SUFFIXES) and os.path.isfile(path)

@@ -1,8 +1,8 @@
 """The manifest of a folder of shards: the samples, size and checksum of each shard, and which shards are current.
 
-A run that replaces shards, or adds some, writes its files under new names and the manifest last. A file whose name is
-of a set that the manifest records, and which it does not list, is therefore not current: it is being written, or about
-to be deleted. Readers leave it out, and say so: someone may have put it there.
+A run that replaces shards, or adds some, writes its files under new names and the manifest last. A file whose name
+belongs to a set that the manifest records, but that the manifest does not list, is therefore not current: it is being
+written, or about to be deleted. Readers leave it out with a warning, because someone may have put it there.
 """
 
 from __future__ import annotations

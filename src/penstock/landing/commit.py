@@ -149,7 +149,7 @@ class Target:
         return 1 + max((number for name in names if (number := self.number(name)) is not None), default=-1)
 
     def final_names(self, drafts: Sequence[str], first: int) -> list[str]:
-        """Return the names under which the drafts of a run become visible; they sort behind those of earlier runs."""
+        """Return the names under which the drafts of a run become visible; they sort after earlier names."""
         if self.streamed:
             return list(drafts)
         if self.label:
@@ -205,7 +205,7 @@ def check_suffix(url: str, format: str, suffixes: Sequence[str]) -> None:
     """Check that a target does not have the suffix of another format.
 
     Raises:
-        PlanError: It does.
+        PlanError: The target has such a suffix.
     """
     name = url.rstrip("/").rpartition("/")[2].lower()
     if name.endswith(_SUFFIXES) and not name.endswith(tuple(suffixes)):
@@ -340,7 +340,7 @@ class Landing:
         """Lock the target and read its journal.
 
         Raises:
-            PlanError: Another run is writing there, or the journal is that of another version.
+            PlanError: Another run is writing there, or another version of Penstock wrote the journal.
             StorageError: The target cannot be written.
         """
         target = self.target
@@ -439,7 +439,7 @@ class Landing:
         return all(manifest.entry(name) == e._replace(name=name) for name, e in entries)
 
     def _is_made(self, found: RunProgress, manifest: Manifest) -> bool:
-        """Return whether the manifest is that of the run, and the file its, which has the name of the one before it."""
+        """Return whether this run wrote the manifest and the file, whose name an earlier file had too."""
         made = manifest.made.get(self.target.label, "").partition(" ")[0]
         return made == _fingerprint(found.header) and self._draft_sizes().keys().isdisjoint(found.entries)
 

@@ -1,10 +1,10 @@
 """What identifies a run: the stamps of its sources, its stages with their arguments, and the code of its functions.
 
-Two runs with one fingerprint write the same samples, as far as that can be seen. Covered are the bytecode, defaults,
-attributes and closures of functions, what they refer to by name, and the source of modules with all that these import,
-all as far as they are the user's own: neither of the standard library nor of an installed package. Objects count with
-what ``pickle`` would store of them; one that cannot be pickled is unlike any other. What a function reads at run time
-is not seen; ``version=`` covers it.
+Two runs with one fingerprint write the same samples, as far as that can be seen. A fingerprint covers the bytecode,
+defaults, attributes and closures of functions, what they refer to by name, and the source of modules with everything
+that these import: all code of the user, but neither the standard library nor installed packages. Of an object, it
+covers what ``pickle`` would store; one that cannot be pickled is unlike any other. What a function reads at run time is
+not seen; ``version=`` covers it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFingerprint:
-    """What is read, and what is done with it.
+    """Hashes that identify a run: of what it reads, and of what it does with it.
 
     Attributes:
         source: A hash of the sources' names, counts and stamps, and of the order in which they are read.
@@ -121,7 +121,7 @@ def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str 
 
     Raises:
         StorageError: The tags of remote objects cannot be read.
-        PlanError: A server does not tell when an object changes, and there is no version.
+        PlanError: A server does not report when an object changes, and there is no version.
     """
     urls = [url for shard in range(len(reader.names)) for url in reader.objects(shard)]
     identity = getattr(source, "identity", None)
@@ -196,7 +196,7 @@ def _stamps(source: Any, reader: Any) -> list[Any]:
 def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
     """Return what changes with the content of each file or object; ``None`` if that is not known.
 
-    Tags that a listing does not tell are asked for.
+    Tags that a listing does not have are requested one by one.
     """
     given, cache = getattr(source, "storage", None), getattr(source, "cache", None)
     stamps: list[Any] = []

@@ -385,7 +385,7 @@ class OutputFolder:
             return False
 
     def existing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that are taken by a file; remote outputs have been uploaded by now."""
+        """Return the names that files have already; remote outputs have been uploaded by now."""
         return (
             [name for name in names if os.path.lexists(os.path.join(self.url, name))] if self._storage is None else []
         )

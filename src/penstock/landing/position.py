@@ -126,7 +126,7 @@ def start_from_json(obj: Mapping[str, Any]) -> Start:
     """Return the start of a run that :func:`start_to_json` stored.
 
     Raises:
-        KeyError, TypeError, ValueError: The JSON is not that of a start.
+        KeyError, TypeError, ValueError: The JSON does not describe a start.
     """
     return Start(
         [list(map(int, piece)) for piece in obj["left"]],

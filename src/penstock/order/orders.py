@@ -69,7 +69,7 @@ class Spans:
     """The units that a shuffle groups: ranges of positions that are read front to back, each with a hash.
 
     ``bounds`` has one more entry than ``keys`` and runs from 0 to the size of the order. A span may be empty.
-    ``bases`` are hashes of the shards' base names, which other shards and folders do not change; ``None``: the keys.
+    ``bases`` are hashes of the shards' base names, which do not depend on other shards or folders; ``None``: the keys.
     """
 
     bounds: I64

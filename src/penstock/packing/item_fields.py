@@ -143,7 +143,7 @@ def _to_hwc(value: Any) -> Any:
 
 
 def image_extension(data: bytes) -> str | None:
-    """Return the extension of an encoded image by its first bytes; None if they are not those of an image."""
+    """Return the extension of an encoded image by its first bytes; None if the bytes do not begin an image."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return next((extension for magic, extension in _MAGIC if data.startswith(magic)), None)

@@ -78,7 +78,7 @@ def pack(
         format: Write tar archives or Parquet files.
         max_bytes: The most bytes of a shard, unless one sample alone is larger; 1e8 by default, none with ``shards``.
         max_samples: The most samples of a shard; 100,000 by default, none with ``shards``.
-        shards: Cut the order into so many ranges, each one shard, and write them in parallel; on a cluster, where the
+        shards: Cut the order into this many ranges, each one shard, and write them in parallel; on a cluster, where the
             samples are. Where a limit is given, every name ends in ``-0``, ``-1``, ...
         workers: How many workers read the source, or (min, max): threads for files, processes for datasets.
         shuffle: Shuffle the samples by ``seed``; a ``ps.Dataset`` that is shuffled already keeps its order.

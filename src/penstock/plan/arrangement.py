@@ -210,7 +210,7 @@ def _reassemble(block: Block, owner: I64, own: I64, part: Block, slot: int) -> B
 
 @dataclass(slots=True)
 class _SlotOrigin:
-    """The origin of a branch's part of a block: locations are those of the branch's samples."""
+    """The origin of a branch's part of a block, which knows the locations of the branch's samples."""
 
     operand: Slot
     whole: Origin

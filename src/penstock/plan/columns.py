@@ -85,7 +85,7 @@ class Columns(JoinableItems):
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Concatenate sequences of items: as columns (or the like) that fit together, otherwise as a list."""
+    """Concatenate sequences of items: as columns (or ``JoinableItems``) if they fit together, otherwise as a list."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0] if parts else None

@@ -102,7 +102,7 @@ class TextExpression:
         object.__setattr__(self, "_tree", tree)
 
     def fields(self) -> frozenset[str]:
-        """Return the fields that the expression uses, those aside that it only tests with ``has``."""
+        """Return the fields that the expression uses, except those that it only tests with ``has``."""
         return frozenset(_fields_in(self._tree)) - {"key", "shard"}
 
     def of(self, sample: SampleFields) -> Any:

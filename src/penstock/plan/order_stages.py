@@ -270,7 +270,7 @@ class Combination(ABC):
 
     @property
     def computed(self) -> bool:
-        """False: the branches are asked by themselves."""
+        """False: each branch answers for itself."""
         return False
 
     @abstractmethod

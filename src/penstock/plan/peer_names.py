@@ -221,7 +221,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
 
 
 def unknown_method(name: str, known: Iterable[str]) -> str:
-    """Return the text of the error of a method that a dataset does not have.
+    """Return the message about a method that a dataset does not have.
 
     >>> unknown_method("remove_columns", [])
     "a Dataset has no 'remove_columns'; write drop('name')"

@@ -70,7 +70,7 @@ class ShardCache(Protocol):
         """Learn when a run uses shards, and fetch ahead; see ``engines.upcoming`` for what ``find`` returns."""
 
     def advance(self, done: int) -> None:
-        """Learn that the run has come to a position: what it used before then is used again in the next epoch."""
+        """Learn that the run has reached a position: what it used before is used again in the next epoch."""
 
     def dismiss(self) -> None:
         """Stop fetching ahead: the run has ended."""
@@ -99,7 +99,7 @@ class Reader(Protocol):
     def grow(self, shard: int, beyond: int) -> tuple[int, bool]:
         """Return how many samples of a shard are known to be there, and whether these are all.
 
-        Waits until more than ``beyond`` are known, or all. Asked for shards that are read in order.
+        Waits until more than ``beyond`` are known, or all. Called only for shards that are read in order.
         """
         return self.count(shard), True
 
@@ -124,7 +124,7 @@ class Reader(Protocol):
         return [self.url(shard)]
 
     def fields(self, shard: int) -> tuple[str, ...]:
-        """Return the fields that samples of a shard have, those named ``__like_this__`` aside; empty if unknown."""
+        """Return the fields that samples of a shard have, except those named ``__like_this__``; empty if unknown."""
         return ()
 
     def cache(self) -> ShardCache | None:

@@ -30,7 +30,7 @@ _FATAL = (MissingExtra, PlanError, EngineError)
 class Stage(ABC):
     """One step of a plan: a value that defines the work on a block, how much of the stream it sees, and its resources.
 
-    ``resources`` is ``None`` for stages that are too small for their own pool; they run in that of a neighbour.
+    ``resources`` is ``None`` for stages that are too small for a pool of their own; they run in a neighbour's pool.
     """
 
     resources: Resources | None = field(default=None, kw_only=True)

@@ -285,7 +285,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def takes_mode(fn: Callable[P, T]) -> Callable[P, T]:
-    """Make a function that writes say what to write instead of ``resume=``, ``append=`` and ``replace=``."""
+    """Make a function that writes refuse ``resume=``, ``append=`` and ``replace=``, with what to write instead."""
     run = shows_user_frames(fn)
 
     @functools.wraps(fn)

@@ -22,7 +22,7 @@ _FOLDER, _LOCK = "penstock-relations-", "lock"
 
 
 def memory_of(plan: Plan) -> int:
-    """Return the memory limit in bytes: that of ``on("local", memory=...)``, or a quarter of the machine's memory."""
+    """Return the memory limit in bytes: ``memory`` of ``on("local", memory=...)``, else a quarter of the machine's."""
     limit = plan.engine.get("memory")
     if limit is not None:
         return size_in_bytes("memory", limit)

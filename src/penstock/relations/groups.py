@@ -149,7 +149,7 @@ def numbers_of(con: Any, query: str) -> I64:
 
 
 def is_decimal(kind: Any) -> bool:
-    """Return whether an Arrow type is one of decimals."""
+    """Return whether an Arrow type is a decimal type."""
     import pyarrow as pa
 
     return bool(pa.types.is_decimal(kind))

@@ -266,7 +266,7 @@ class Join(FlatMap):
         return sample_error(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def prepare(self, ctx: Context) -> None:
-        """Check that pyarrow is installed, with which keys are compared.
+        """Check that pyarrow is installed, which compares keys.
 
         Raises:
             MissingExtra: It is not.

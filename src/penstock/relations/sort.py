@@ -138,7 +138,7 @@ def _draws(plan: Plan) -> bool:
 
 
 class _Renumbered(Order):
-    """An order whose sources are numbered from 0: that of a branch, for a program of its own."""
+    """The order of a branch, whose sources are numbered from 0, for a program of its own."""
 
     def __init__(self, inner: Order, first: int) -> None:
         self._inner, self._first = inner, first

@@ -104,7 +104,7 @@ class Token:
 
 
 def find_token(token: str | None) -> Token | None:
-    """Return the given token, else that of the environment: ``PENSTOCK_TOKEN``, or the file ``PENSTOCK_TOKEN_FILE``.
+    """Return the given token, else the one in the environment: ``PENSTOCK_TOKEN``, or the file ``PENSTOCK_TOKEN_FILE``.
 
     Raises:
         PlanError: The token is too short or has other characters than visible ASCII ones.

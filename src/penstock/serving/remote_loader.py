@@ -248,7 +248,7 @@ def connect(
         addresses: An address such as ``grpc://host:7070``, a list of them, or the path of a file with one address per
             line. A name with several IP addresses stands for several servers. New lines and new IP addresses are used
             while the loader runs.
-        token: The token of the servers; by default that of ``PENSTOCK_TOKEN`` or ``PENSTOCK_TOKEN_FILE``.
+        token: The token of the servers; by default ``PENSTOCK_TOKEN``, or the content of ``PENSTOCK_TOKEN_FILE``.
         rank: The rank of this process; by default that of torch.distributed, Ray Train or the environment.
         world: The number of ranks; by default found like ``rank``.
         plan: The dataset that the servers must serve; it is read here only to compare it.
@@ -263,7 +263,7 @@ def connect(
         dtypes: The type of every array, or a type by field.
         pin_memory: Whether torch copies to the device from pinned memory.
         prefetch: Items to keep ready on the device.
-        ca: A file with the certificate that signed those of the servers; by default those that the system trusts.
+        ca: A file with the certificate that signed the servers' certificates; by default what the system trusts.
         certificate: A file with the certificate of this consumer, if servers ask for one.
         key: The file with its private key.
         silence_s: A server that sends nothing for so long is left out.

@@ -31,7 +31,7 @@ def parse_request(data: bytes) -> dict[str, Any]:
     """Return the JSON object in a request.
 
     Raises:
-        BadRequest: It is too large, is not a JSON object, or is of another version.
+        BadRequest: The request is too large, is not a JSON object, or is of another version.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise BadRequest(f"the request has {len(data):,} bytes; the most is {MAX_REQUEST_BYTES:,}")

@@ -260,7 +260,7 @@ def _until_ended(server: Server, stream: BatchStream) -> Iterator[Any]:
 
 @contextmanager
 def _reported(arrow_flight: Any) -> Iterator[None]:
-    """Turn errors into those of Flight, with their class and arguments; others are logged and not described."""
+    """Turn Penstock's errors into Flight's, with class and arguments; others are logged and not described."""
     try:
         yield
     except Unavailable as exc:
@@ -296,11 +296,11 @@ def serve(
         dataset: The dataset. It is not cut: consumers give their rank and world.
         address: Where to listen. An address that other machines can reach needs a token, and a certificate or
             ``insecure``. Port 0 lets the system choose one: see ``Server.address``.
-        token: What consumers have to show; by default that of ``PENSTOCK_TOKEN`` or in the file
+        token: What consumers have to show; by default ``PENSTOCK_TOKEN``, or the content of the file
             ``PENSTOCK_TOKEN_FILE``, if set.
         certificate: A file with the certificate of the server, in PEM: connections are encrypted.
         key: The file with its private key.
-        client_ca: A file with the certificate that signed those of the consumers: others are refused.
+        client_ca: A file with the certificate that signed the consumers' certificates: others are refused.
         insecure: Listen without encryption on an address that other machines can reach.
         ready: The most bytes of batches that are kept ready for one consumer.
         idle_s: Ends the run of a consumer that takes nothing for so long; the consumer asks again when it continues.

@@ -47,7 +47,7 @@ class Credentials:
     Attributes:
         token: The token.
         insecure: Connections to other machines need not be encrypted.
-        ca: The certificate that signed those of the servers; None: those that the system trusts.
+        ca: The certificate that signed the servers' certificates; None: any that the system trusts.
         certificate: The certificate and the private key of the consumer.
     """
 
@@ -211,7 +211,7 @@ class Servers:
         Args:
             source: Returns the addresses now.
             credentials: What is shown to the servers.
-            expected: The identity that servers must have; by default, that of the first one.
+            expected: The identity that servers must have; by default, the identity of the first one.
         """
         self.facts: dict[str, Any] = {}
         self._source, self._credentials, self._expected = source, credentials, expected

@@ -45,7 +45,7 @@ class Cache:
         max_bytes: How much it may hold: a number, or a size such as ``"200GB"``. ``None``: the free space of the disk,
             less 1/20 of the disk.
         fresh_s: How many seconds a process trusts a copy before it asks the server again whether the object changed.
-            The epochs of a loader share what is known; an iteration over a dataset itself asks anew.
+            The epochs of a loader share what is known; every iteration over a dataset itself asks again.
 
     >>> Cache("/scratch/cache", max_bytes="200GB")
     Cache(folder='/scratch/cache', max_bytes=200000000000, fresh_s=300.0)
@@ -86,7 +86,7 @@ class Cache:
 
 
 def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:
-    """Return the storage for the URLs that are remote, behind ``cache`` if there is one; it asks anew about objects.
+    """Return the storage of remote URLs, behind ``cache`` if given, which then asks the server about each object again.
 
     Raises:
         PlanError: The URLs have several schemes, and a cache serves only one.
@@ -195,7 +195,7 @@ class CachedStorage:
             self._folder().drop_all(_url_key(self.storage, url))
 
     def url_key(self, url: str) -> str:
-        """Return what the keys of all contents of a URL begin with."""
+        """Return the prefix of the keys of all contents of a URL."""
         return _url_key(self.storage, url)
 
     def publish(self, uses: Uses) -> PublishedUses | None:
@@ -207,7 +207,7 @@ class CachedStorage:
         return PublishedUses(folder.folder, uses)
 
     def keep_plan(self, plan: PublishedUses | None) -> None:
-        """Hold on to the plan of a run that has ended, in place of that of the run before it."""
+        """Keep the plan of a run that has ended, in place of the plan of the run before it."""
         self._plans[:] = [] if plan is None else [plan]
 
     def fetch_ahead(self, url: str, stopped: Callable[[], bool]) -> bool:

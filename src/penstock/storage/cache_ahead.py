@@ -45,14 +45,14 @@ class CachedShards:
 
         Args:
             find: Returns the uses of each shard.
-            whole: Shards are read whole, so that fetching all of their bytes is not in vain.
+            whole: Shards are read whole, so that all bytes that are fetched are used.
         """
         self.dismiss()
         self._thread = _FetchAhead(self, find, whole)
         self._thread.start()
 
     def advance(self, done: int) -> None:
-        """Note that the run has come to a position."""
+        """Record that the run has reached a position."""
         if self._thread is not None:
             self._thread.advance(done)
 
@@ -65,7 +65,7 @@ class CachedShards:
 
 
 class _FetchAhead(threading.Thread):
-    """Publishes the uses of a run; then, once the run has come to its second shards, fetches what comes later."""
+    """Publishes the uses of a run; once the run has passed its first shard, or 1,000 samples, fetches later shards."""
 
     def __init__(self, cache: CachedShards, find: FindUses, whole: bool) -> None:
         super().__init__(name="penstock cache", daemon=True)
@@ -118,7 +118,7 @@ class _FetchAhead(threading.Thread):
                 return
 
     def _by_use(self, published: PublishedUses) -> Iterator[str]:
-        """Yield the shards that the run has not come to yet, then all shards in the order of the next epoch."""
+        """Yield the shards that the run has not reached yet, then all shards in the order of the next epoch."""
         uses, storage = published.uses, self._cache.storage
         position = {}
         for urls in self._cache.urls:

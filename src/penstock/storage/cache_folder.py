@@ -59,12 +59,12 @@ class _CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckedChunks:
-    """Which chunks of a copy a process has fetched, or found as they were fetched.
+    """Which chunks of a copy a process has fetched itself, or checked against their checksums.
 
     Attributes:
         inode: The file.
-        flags: A byte for each chunk, set if so.
-        lock: Held while chunks are checked, so that it is not done twice.
+        flags: A byte for each chunk, set if the chunk was fetched or checked.
+        lock: Held while chunks are checked, so that no chunk is checked twice.
     """
 
     inode: int

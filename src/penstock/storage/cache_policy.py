@@ -1,8 +1,8 @@
 """The policy of a cache: keep the objects that will be used soonest, by the orders of this and the next epoch.
 
 Pure functions, for the cache itself and for its simulation. An object that is read now is kept only if its next use
-comes before that of another object, which then makes room; so a cache that is too small keeps a part of the data from
-epoch to epoch, instead of replacing all of it.
+comes before the next use of another object, which then makes room; so a cache that is too small keeps a part of the
+data from epoch to epoch, instead of replacing all of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Epoch = Sequence[int]  # the objects of an epoch, in the order of their use
 
 
 def belady_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
-    """Return the bytes of each epoch that the best possible cache has, which knows all epochs.
+    """Return how many bytes of each epoch the best possible cache serves: one that knows all epochs.
 
     It evicts what is used last, and does not add what is used after everything that it has.
     """
@@ -102,7 +102,7 @@ def belady_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) ->
 
 
 def planned_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
-    """Return the bytes of each epoch that a cache has which knows the orders of two epochs, and adds by this policy."""
+    """Return how many bytes of each epoch a cache serves that knows the orders of two epochs, by this policy."""
     starts = np.cumsum([0, *map(len, epochs)]).tolist()
     ranks: list[Mapping[int, int]] = [{one: at for at, one in enumerate(epoch)} for epoch in epochs]
 
@@ -114,7 +114,7 @@ def planned_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -
 
 
 def recency_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
-    """Return the bytes of each epoch that a cache has which evicts what was used least recently."""
+    """Return how many bytes of each epoch a cache serves that evicts what was used least recently."""
     held: dict[int, None] = {}
     used, hits = 0, []
     for epoch in epochs:

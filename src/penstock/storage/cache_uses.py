@@ -65,7 +65,7 @@ class PublishedUses:
             os.close(fd)
 
     def advance(self, done: int) -> None:
-        """Note that the run has come to a position."""
+        """Record that the run has reached a position."""
         with self._lock:
             self._progress = float(done)
             self._rate = self._progress / max(time.monotonic() - self._begun, 1e-3)
@@ -73,11 +73,11 @@ class PublishedUses:
 
     @property
     def progress(self) -> float:
-        """The position that the run has come to."""
+        """The position that the run has reached."""
         return self._progress
 
     def end(self) -> None:
-        """Note that the run has ended."""
+        """Record that the run has ended."""
         with self._lock:
             self._ended = time.time()
             self._map[:] = self._header()

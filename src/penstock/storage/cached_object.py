@@ -48,7 +48,7 @@ class _Copy:
     Attributes:
         fd: Its descriptor.
         size: The size of the object.
-        partial: Whether the magic, the flags and the checksums follow the object's bytes; a complete copy has neither.
+        partial: Whether magic, flags and checksums follow the object's bytes; a complete copy has none of them.
     """
 
     fd: int
@@ -131,7 +131,7 @@ class _Copy:
         self.write(flags + first, _PRESENT * count)
 
     def set_complete_time(self, checksums: array[int]) -> None:
-        """Set the modification time to that of a complete copy with these checksums."""
+        """Set the modification time that marks a complete copy with these checksums."""
         now = time.time_ns()
         for checksum in (crc32(checksums.tobytes()), 0):
             os.utime(self.fd, ns=(now, _COMPLETE_TIME_NS + checksum))

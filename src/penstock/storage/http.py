@@ -82,7 +82,7 @@ class HTTP:
         return response.status
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: Sent) -> HttpResponse:
-        """Send a request, with retries, and return its response: successful, or of a status that has a meaning."""
+        """Send a request, with retries; return its response: successful, or with a status that the caller handles."""
 
         def attempt() -> HttpResponse:
             if not isinstance(body, bytes):
@@ -126,7 +126,7 @@ def _basic(credentials: str) -> dict[str, str]:
 
 
 def _redirected(target: str, location: str, private_headers: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
-    """Return the URL that a redirect leads to, and its headers; those of the user are not sent to another host."""
+    """Return the URL that a redirect leads to, and its headers; the user's headers are not sent to another host."""
     try:
         new_target, credentials = _split_credentials(urljoin(target, location))
     except ValueError:

@@ -153,7 +153,7 @@ def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
     """List the objects below a folder, recursively and sorted by URL.
 
     Raises:
-        StorageError: The server is not a WebDAV server, or answers something else than a listing.
+        StorageError: The server is not a WebDAV server, or its answer is not a listing.
     """
     root = urlsplit(prefix if prefix.endswith("/") else prefix + "/")
     found: list[Listed] = []

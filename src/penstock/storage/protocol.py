@@ -207,7 +207,7 @@ class LateBuffers(Protocol):
     """A storage that asks for a buffer only when bytes arrive, so that waiting requests hold no memory. Optional."""
 
     def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
-        """Do as ``Storage.read`` into what ``buffer`` returns; after a break, it is called again for the same buffer.
+        """Read as ``Storage.read`` does, into what ``buffer`` returns; after a broken connection it is called again.
 
         Raises:
             NotFound: The object does not exist.

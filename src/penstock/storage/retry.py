@@ -1,4 +1,4 @@
-"""Retries of requests: when to retry, how long to wait, where to resume. No other module retries requests."""
+"""Retries of requests: how often, after which wait, from which byte on; each storage says what can be retried."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Body(Protocol):
         """
 
     def fill(self, into: memoryview) -> Iterator[memoryview]:
-        """Do as ``pieces``, but receive the bytes straight into a buffer, and yield the parts of it that are filled.
+        """Receive the bytes as ``pieces`` does, but straight into a buffer, and yield the parts of it that are filled.
 
         Raises:
             TransientError: The connection broke.

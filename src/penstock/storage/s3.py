@@ -327,7 +327,7 @@ class _Access:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn the exceptions of botocore into those of storages."""
+    """Turn botocore's exceptions into ``StorageError`` and ``TransientError``."""
     exceptions = import_extra("botocore.exceptions", "s3:// URLs", "s3")
     try:
         with quiet_loggers():

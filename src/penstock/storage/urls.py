@@ -153,7 +153,7 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | 
     A name without a glob is returned even if there is no such file: opening it reports the error.
 
     Args:
-        patterns: The patterns that ``spell`` returned.
+        patterns: The patterns that ``url_patterns`` returned.
         suffixes: What the files of a folder end with; empty: anything.
         storage: The storage of URLs other than ``file:``; ``None``: the one of their scheme.
 
@@ -197,7 +197,7 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 
 
 def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
-    """Return the files that a remote URL matches; an HTTP URL with a query is that of one object."""
+    """Return the files that a remote URL matches; an HTTP URL with a query stands for one object."""
     http = scheme(name) in ("http", "https")
     if http and "?" in name:
         return [name]
@@ -273,8 +273,8 @@ def _raise_no_files(name: str) -> list[str]:
 def relative_names(paths: Sequence[str]) -> list[str]:
     """Return the names of files in the identity of their dataset: relative to their common root; repeats get a number.
 
-    Users, queries and the hosts of servers are left out. Where names are the same without them, they have the host, and
-    a hash of the part of the query that is not signed anew, instead.
+    Users, queries and the hosts of servers are left out. Names that would then be the same keep the host, and a hash of
+    the part of the query that a new signature does not change.
 
     >>> relative_names(["/data/a/x.tar", "/data/b/x.tar"])
     ['a/x.tar', 'b/x.tar']

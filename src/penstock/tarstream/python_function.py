@@ -79,7 +79,7 @@ def _as_samples(returned: Any, name: str) -> Iterable[Any]:
 
 
 def _encode(result: Any, sample: dict[str, Any]) -> dict[str, Any]:
-    """Encode a sample that a function returned; without a key, it gets that of the original sample."""
+    """Encode a sample that a function returned; without a key, it gets the key of the original sample."""
     if not isinstance(result, dict):
         raise TypeError(f"a sample must be a dict of fields, not a value of type {type(result).__name__}")
     fields = {name: encode(name, value) for name, value in result.items() if not name.startswith("__")}

@@ -67,7 +67,7 @@ class TarprocFiles:
         return self.include is None or re.search(self.include, name) is not None
 
     def key(self, key: str, added: str) -> str:
-        """Return the key of a sample whose base name adds a text to that of the original sample."""
+        """Return the key of a sample whose base name adds a text to the original sample's."""
         return f"{key}{self.separator}{added}" if added else key
 
 
@@ -425,7 +425,7 @@ def _default_parent() -> str:
 
 
 def _locked_folder(parent: str) -> tuple[str, int]:
-    """Create a folder, and lock it until its descriptor is closed: the lock tells that its owner is alive.
+    """Create a folder, and lock it until its descriptor is closed: the lock shows that its owner is alive.
 
     A process id would not: other containers, which may share the folder, number their processes themselves.
     """

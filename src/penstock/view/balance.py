@@ -1,4 +1,4 @@
-"""The balance page: samples per label, and the distribution of the sizes of images, texts, sounds and fields."""
+"""The page of the balance: samples per label, and the distribution of sizes of images, texts, sounds and fields."""
 
 from __future__ import annotations
 

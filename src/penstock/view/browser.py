@@ -54,7 +54,7 @@ class ShownSample:
         key: Its key, if it has one.
         shard: The URL of its shard.
         place: Where it is.
-        fields: Its fields, those aside that are too large.
+        fields: Its fields, except those that are too large.
         large: The sizes of the fields that are too large to be read for the page.
         problem: Why it cannot be read; None if it can.
     """

@@ -1,4 +1,4 @@
-"""A sample before and after each stage of a plan, as training will get it: the same order, seed and randomness."""
+"""The page of stages: a sample before and after each stage, with the order, seed and randomness of training."""
 
 from __future__ import annotations
 

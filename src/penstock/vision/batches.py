@@ -127,7 +127,7 @@ class MixUp(_BatchMixing):
 
 
 class CutMix(_BatchMixing):
-    """Replaces a random rectangle of every image by that of the image before it, and mixes labels by area.
+    """Replaces a random rectangle of every image by the same rectangle of the image before it; mixes labels by area.
 
     The arguments and the labels are those of ``MixUp``.
 

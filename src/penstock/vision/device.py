@@ -78,7 +78,7 @@ class DeviceImage:
 
 @dataclass(frozen=True, repr=False)
 class OnDevice(RandomTransform):
-    """What ``on_device`` returns."""
+    """Transforms that draw in workers and whose pixels are computed on a device; ``on_device`` creates them."""
 
     transforms: tuple[Any, ...]
 
@@ -176,7 +176,7 @@ class OnDevice(RandomTransform):
             images: The images.
             place: Moves an array to the device.
             batch: The batch, whose other values are tensors already.
-            key: The field or position of the images in the batch; ``None``: the batch is nothing else.
+            key: The field or position of the images in the batch; ``None``: the batch is the images alone.
 
         Raises:
             ValueError: The images differ in size, and the first transform does not change that.

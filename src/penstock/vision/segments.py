@@ -1,11 +1,11 @@
 """The structure of a JPEG file: its header, and the segments between restart markers, each decodable by itself.
 
-A decoder starts anew at a restart marker. Where every row of an image consists of the same number of segments, they
+A decoder starts again at a restart marker. Where every row of an image consists of the same number of segments, they
 form a grid of tiles, and any rectangle of them, under a header with its height and width, is a JPEG of its own.
 
 Files that Penstock stores in tiles say how long their segments are, so that nothing has to be searched: a header
 segment APP9 holds ``b"Tiles\\0"``, then the length of each segment with its marker, as little-endian integers of two
-bytes. Other programs ignore it. The markers are compared with it, so one that became wrong does no harm.
+bytes. Other programs ignore it. The list is compared with the markers, so a wrong one only costs a search.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Tiles(NamedTuple):
 def find_tiles(data: bytes, header: JpegHeader) -> Tiles | None:
     """Find the segments of a JPEG, by the lengths in its header or by its restart markers, in one pass over its data.
 
-    Returns ``None`` if there are none, or if they are not the ones to expect: the data are damaged or truncated.
+    Returns ``None`` if there are none, or if they are not in the expected order: the data are damaged or truncated.
     """
     interval = header.restart_interval
     if not (interval and header.scan and header.is_sequential and header.is_common):

@@ -147,7 +147,7 @@ def open_output(args: argparse.Namespace, inputs: Iterable[str]) -> Iterator[Str
 
 @contextmanager
 def write_errors_name(target: str) -> Iterator[None]:
-    """Turn system errors that name no file, such as that of a full disk, into errors that name the target.
+    """Turn system errors that name no file, such as a full disk, into errors that name the target.
 
     Raises:
         StorageError: The target cannot be written.

@@ -1,6 +1,6 @@
 """Encode the outputs of one sample as bytes, and back: values of data types only, never pickles.
 
-A record is the length of a header, the header, and the bytes of arrays, tensors and texts of bytes, each aligned. The
+A record is the length of a header, the header, and the bytes of arrays, tensors and byte strings, each aligned. The
 header is JSON: numbers, text and None stand for themselves, anything else is a list that begins with its kind.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.errors import DataError
 from penstock.plan import is_tensor
 
-Output = tuple[tuple[int, ...], Any]  # the numbers of an output among those of each flat_map before it, and its value
+Output = tuple[tuple[int, ...], Any]  # its number among the outputs of each flat_map, and its value
 _ALIGNMENT = 16
 _LENGTH = struct.Struct("<I")
 _PLAIN = (type(None), bool, int, float, str)

@@ -102,7 +102,7 @@ class RecordStore:
         """Return a record, in memory of its own; None if it is damaged or gone, and then also for ``find``.
 
         Raises:
-            LookupError: The entry is that of a record that does not exist.
+            LookupError: The entry stands for a record that does not exist.
         """
         if file < 0:
             raise LookupError("there is no such record: find() has marked it with a file of -1")

@@ -1,7 +1,7 @@
 """The stages before ``cache``, which process only what is not cached, and the stage that keeps their results.
 
 A sample that is cached passes these stages as a ``Hit``, any other as a ``Miss``; ``KeepResults`` writes the outputs of
-misses, reads those of hits, and hands on both as if there were no cache: in their order, with their lineage and keys.
+misses, reads those of hits, and passes both on as if there were no cache: in their order, with their lineage and keys.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class CachedChain:
 
     Attributes:
         leaves: The numbers of the sources.
-        slot: The operand of a zip that they are; 0 if there is no zip.
+        slot: Which operand of a zip the sources are; 0 if there is no zip.
         cache: The cache.
-        placed: The numbers of the stages in the body of the arrangement, the last one that of the cache.
+        placed: The numbers of the stages in the body of the arrangement; the last one is the cache.
     """
 
     leaves: range
@@ -196,7 +196,7 @@ class OnMisses(PartStage):
 
 
 class CountChangingOnMisses(OnMisses):
-    """Such a stage that may change the number of items."""
+    """An ``OnMisses`` stage that may change the number of items."""
 
     keeps_count = False
 
@@ -369,7 +369,7 @@ class KeepResults(Stage):
 
 
 class CountChangingKeepResults(KeepResults):
-    """Such a stage after stages that may change the number of items."""
+    """A ``KeepResults`` stage after stages that may change the number of items."""
 
     keeps_count = False
 

@@ -576,7 +576,7 @@ def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable
     return iterate_until_exit
 
 
-# Ours, and those of a DataLoader with workers: none of them iterates over a run for the user.
+# Penstock's own, and those of a DataLoader with workers: none of them iterates over a run for the user.
 _HARMLESS_THREAD = re.compile(r"penstock|QueueFeederThread|Thread-\d+ \(_pin_memory_loop\)")
 
 

@@ -38,7 +38,7 @@ class _Watched:
 class Supervisor:
     """Watches the pools of a run in a separate thread, which is started only if there is something to decide.
 
-    It checks the time limits of threads only: the proxy of a worker process checks that of its process.
+    It checks the time limits of threads only: a worker process is checked by its proxy.
     """
 
     def __init__(self, cores: float, meters: Meters) -> None:

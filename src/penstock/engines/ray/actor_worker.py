@@ -56,7 +56,7 @@ class ActorWorker:
             refs: References to the pickled stages and contexts and, if this actor reads samples, to the sources. They
                 are fetched here rather than passed as arguments, so that a failure can be reported.
             path: The module search path of the run.
-            folder: The working directory of the run, for relative paths; that of a node may differ.
+            folder: The working directory of the run, for relative paths; a node may have another one.
             timeout_s: The maximum time for one item.
             user: The worker proxy that uses the actor.
             shared: Whether other proxies, also in other processes, use the actor with the same functions.

@@ -338,7 +338,7 @@ class EpochCheck:
         return np.flatnonzero(~seen)
 
     def _delivered_before(self, unseen: I64) -> I64:
-        """Return those of the unseen positions that were delivered before the ledger began."""
+        """Return the unseen positions that were delivered before the ledger began."""
         first = self.history.with_unknown_parents()
         if not first or not len(unseen):
             return unseen[:0]

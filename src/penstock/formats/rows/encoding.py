@@ -19,7 +19,7 @@ from penstock.plan import Context, Map, Place, is_tensor
 
 
 class RowStage(Map):
-    """A stage that encodes samples as rows, which a ``FileSet`` writes."""
+    """A stage that encodes samples as rows, which ``landing.RowSink`` writes to files."""
 
     suffixes: ClassVar[tuple[str, ...]]  # of the files; a file in a folder gets the first
 

@@ -187,7 +187,7 @@ def _first_rows(file: RowFile) -> tuple[bytes | memoryview, int]:
 
 
 def _large_numbers(batches: Iterable[Any]) -> list[str]:
-    """Return the columns that are inferred as floats and may hold integers beyond those of 64 bits with a sign."""
+    """Return the columns that are inferred as floats and may hold integers beyond the range of signed 64 bits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

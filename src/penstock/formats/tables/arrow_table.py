@@ -194,7 +194,7 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _with_unsigned(table: pa.Table, names: set[str]) -> pa.Table:
-    """Return the table with these columns as unsigned integers of 64 bits if they are ones with a sign."""
+    """Return the table with those of these columns that are signed integers as unsigned integers of 64 bits."""
     import pyarrow as pa
 
     kinds = [pa.uint64() if f.name in names and pa.types.is_int64(f.type) else f.type for f in table.schema]

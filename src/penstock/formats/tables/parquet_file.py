@@ -1,6 +1,6 @@
 """One Parquet file, local or remote: its footer, and its row groups decoded one at a time.
 
-Also what Parquet and Arrow files have in common: stamps, partition columns and remote files that Arrow can read.
+What Parquet and Arrow files share is here too: stamps, partition columns, and remote files that Arrow can read.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class ParquetReader(Reader):
         return self._cache.request(keys, upcoming, first_needed=first_needed)
 
     def _next_groups(self, shard: int, index: int, fields: Fields) -> list[GroupKey]:
-        """Return the row groups that follow the one of a row, at most as many as are decoded at the same time."""
+        """Return the row groups after the one that holds a row, at most as many as are decoded at the same time."""
         keys: list[GroupKey] = []
         group = int(np.searchsorted(self.file(shard).row_offsets, index, "right"))
         while len(keys) < self._workers and shard < len(self._paths):

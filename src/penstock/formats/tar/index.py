@@ -122,7 +122,7 @@ class Index:
 
         Missing samples become bad entries, after the last loss or else at the end. Entries for lost ranges are dropped
         while all samples are there without them. The index of a shard that holds more good samples than ``count``, or
-        that cannot ever have held as many, is returned unchanged: the count is that of another shard.
+        that cannot ever have held as many, is returned unchanged: the count belongs to another shard.
 
         Args:
             count: The expected number of samples; None if it is unknown.

@@ -70,7 +70,7 @@ def index_shard(
 
     Args:
         url: The shard.
-        storage: Its storage; by default that of its scheme.
+        storage: Its storage; chosen by the scheme of the URL by default.
         fetcher: Fetches the bytes of remote shards; by default a new one.
         values: Fields whose values the index has too, unless one is not small; a remote shard is then downloaded.
 

@@ -29,7 +29,7 @@ class OpenShard:
         index: Its index.
         content: Its bytes.
         released: The offset up to which its pages have been given back to the system.
-        base: The number in the shard of the first sample of the index, which may be that of a part.
+        base: The number in the shard of the first sample of the index, which may be the index of a part of the shard.
     """
 
     url: str

@@ -45,7 +45,7 @@ class Ungrouped(Grouper[Any]):
 
 
 class PlainFile:
-    """The bytes of an open file, read by position: where it is cut off meanwhile, mapped pages would be a crash.
+    """The bytes of an open file, read by position: if the file is cut off meanwhile, reading mapped pages would crash.
 
     Args:
         file: The file.

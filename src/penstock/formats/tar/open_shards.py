@@ -44,7 +44,7 @@ def shards_to_close(opened: Mapping[int, Opened], ahead: Set[int], newest: int) 
 
 
 def _first_until_fits(sizes: Mapping[int, int], limit: int) -> set[int]:
-    """Return the first shards, as many as have to go for the others to fit within a limit."""
+    """Return the first shards: those that have to be closed so that the others fit within a limit."""
     total, gone = sum(sizes.values()), set[int]()
     for shard, size in sizes.items():
         if total <= limit:

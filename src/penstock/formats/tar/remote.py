@@ -2,7 +2,7 @@
 
 A shard without an index is read as it arrives where its samples are needed in order (``open_in_order``). Where they
 are needed in another order, and a compressed shard or one whose server does not support ranges, it is fetched whole,
-once, to the cache or to an unlinked temporary file, and read like a local file. The index that falls out is kept in
+once, to the cache or to an unlinked temporary file, and read like a local file. The index that results is kept in
 the user's cache folder.
 """
 

@@ -53,7 +53,7 @@ _SIZE_WEIGHTS = 8.0 ** np.arange(10, -1, -1)
 
 
 def load_index(path: str, *, expected: int | None = None, shard: str | None = None) -> Index:
-    """Return the index of a shard: the one beside it, the cached one, or that of a new scan.
+    """Return the index of a shard: the one beside it, the cached one, or one from a new scan.
 
     An index is used only while it belongs to the file as it is now. A new scan is cached.
 

@@ -28,7 +28,7 @@ _MAX_LISTED = 10_000  # files below a folder that are looked at to say what it h
 def expand_shards(
     patterns: Sequence[str], storage: Storage | None = None, suffixes: tuple[str, ...] = TAR_SUFFIXES
 ) -> list[str]:
-    """Return the shards that patterns match, as ``storage.expand`` does; ``suffixes`` are those of files in folders.
+    """Return the shards that patterns match, as ``storage.expand`` does; files in folders have one of ``suffixes``.
 
     Raises:
         StorageError: A folder or pattern has no shards, or a file is of another format; the message says what was
@@ -80,7 +80,7 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
     """Return the folder of a target, the name or pattern of its shards, and whether it is a single archive.
 
     Raises:
-        PlanError: The name has a ``%`` but is not a pattern for numbered shards, or is that of another compression.
+        PlanError: The name has a ``%`` but is not a pattern for numbered shards, or a suffix of another compression.
     """
     folder, name = os.path.split(path)
     single = "%" not in name and name.endswith(TAR_SUFFIXES)

@@ -77,7 +77,7 @@ class HashingSink(io.RawIOBase):
                     self.write(chunk)
 
     def _write_buffers(self, buffers: list[Any]) -> None:
-        """Write buffers; those of a file are gathered in memory that is used again, as fresh memory costs a copy."""
+        """Write buffers; for a file, they are gathered in memory that is reused, as fresh memory costs a copy."""
         if not isinstance(self._draft, FileDraft) or sum(map(len, buffers)) > _GATHERED_BYTES:
             self.write(b"".join(buffers))
             return

@@ -97,7 +97,7 @@ class TarSource(Source):
         return TarReader(shown, names, paths, counts, self.limits, storage, remote)
 
     def _shards_of(self, pattern: str) -> list[str]:
-        """Return the shards that a pattern matches; those of an HTTP folder are the ones that its manifest names."""
+        """Return the shards that a pattern matches; for an HTTP folder, the shards that its manifest names."""
         if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith((*TAR_SUFFIXES, "*")):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage, optional=True)
             return (
@@ -113,7 +113,7 @@ class TarSource(Source):
 
 
 def _listed_shards(folder: str, storage: Storage | None) -> list[str]:
-    """Return the shards in an HTTP folder, if its server is one of WebDAV, which can be listed."""
+    """Return the shards in an HTTP folder, if it is on a WebDAV server, which can be listed."""
     below = folder.rstrip("/") + "/"
     try:
         urls = [found.url for found in open_storage(folder, storage).list(below)]
