@@ -82,7 +82,11 @@ PHRASES = {
     r"\bmakes? no sense\b": "is not valid",
     r"\bMade by ``": "Use ``...`` to create one",
     r"\bof the kind\b": "name the thing",
-    r"\bRead are\b": "Supported formats:",
+    r"\b(Read|Covered) are\b": "Supported formats:, It covers",
+    r"\bthat which\b": "what",
+    r"\bthose\b[^.;:]* aside\b": "except those",
+    r"\bhands? (it |both |them )?on\b": "passes on",
+    r"\bDo as ``": "Read as ``...`` does",
 }
 
 # "is no number" for "is not a number"; "there is no index" and "is no longer" are English.
