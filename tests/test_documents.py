@@ -38,7 +38,9 @@ def _read(part: bytes) -> list[int]:
     return [number for batch in pickle.loads(part).iter_batches(8) for number in batch["id"].tolist()]
 
 
-def test_from_hugging_face_through_parquet_to_four_training_workers(speech: datasets.Dataset, tmp_path: Path) -> None:
+def test_a_hugging_face_dataset_reaches_four_training_workers_through_parquet(
+    speech: datasets.Dataset, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     packed = ps.from_huggingface(speech).write_parquet(out, max_bytes="30KB")
     assert len(packed.shards) > 1
@@ -82,7 +84,7 @@ def _write_images(folder: Path, count: int, gray: int) -> str:
     return str(folder)
 
 
-def test_from_images_and_labels_to_batches_as_in_a_course_on_data_pipelines(tmp_path: Path) -> None:
+def test_images_and_labels_become_batches_as_in_a_course_on_data_pipelines(tmp_path: Path) -> None:
     dog_images_path = _write_images(tmp_path / "dogs", 23, gray=2)
     fish_images_path = _write_images(tmp_path / "fish", 25, gray=1)
     labels = tmp_path / "labels.csv"

@@ -40,7 +40,7 @@ def test_samples_have_their_fields_with_dots_and_their_place(index: str, tmp_pat
     assert (sample[".cls"], sample[".seg.txt"], ds.dataset_name) == (5, "t5", "ten")
 
 
-def test_transformations_and_a_list_of_shards(index: str, tmp_path: Path) -> None:
+def test_a_list_of_shards_is_read_with_transformations(index: str, tmp_path: Path) -> None:
     shards = [{"url": str(tmp_path / "a-2.tar"), "nsamples": 2}]
     ds = ShardListDataset(shards, transformations="numpy").add_transform(lambda sample: sample[".png"].sum())
     assert [ds[0], ds[1]] == [6 * 8, 6 * 9]

@@ -271,7 +271,7 @@ def test_workers_that_are_killed_do_not_change_the_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("format", ["tar", "parquet"])
-def test_packing_into_ranges(format: Any, tmp_path: Path) -> None:
+def test_packing_into_ranges_gives_the_same_files_on_every_engine(format: Any, tmp_path: Path) -> None:
     source = tmp_path / "photos"
     for number in range(20):
         path = source / f"class{number % 2}" / f"{number:02d}.bin"
@@ -293,7 +293,7 @@ def _manifest(format: str) -> str:
     return "manifest.json" if format == "tar" else ".penstock-manifest-parquet.json"
 
 
-def test_ranges_on_s3(tmp_path: Path) -> None:
+def test_ranges_on_s3_have_the_bytes_of_local_ones(tmp_path: Path) -> None:
     (tmp_path / "server" / "bucket").mkdir(parents=True)
     with s3_server(tmp_path / "server") as port:
         storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)

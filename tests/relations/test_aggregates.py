@@ -109,6 +109,6 @@ def test_sums_of_floats_do_not_depend_on_threads(cpus: int) -> None:
 
 
 @pytest.mark.parametrize("key", [0.5, "a", 1, None, float("nan")], ids=str)
-def test_deviations_by_keys_of_any_type(key: Any) -> None:
+def test_a_deviation_is_computed_for_keys_of_any_type(key: Any) -> None:
     groups = ps.from_items([{"k": key, "x": 0}, {"k": key, "x": 2}]).groupby("k")
     assert [row["x_std"] for row in groups.std("x")] == [2**0.5]

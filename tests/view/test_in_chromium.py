@@ -187,7 +187,9 @@ def test_a_jpeg_in_tiles_has_the_pixels_of_the_whole(sampling: int, chromium: An
     assert np.array_equal(shown[:, :, :3], vision.read_image(out.getvalue()))
 
 
-def test_samples_by_mouse_keyboard_condition_key_and_chance(data: Path, view_command: Command, chromium: Any) -> None:
+def test_samples_are_found_by_mouse_keyboard_condition_key_and_chance(
+    data: Path, view_command: Command, chromium: Any
+) -> None:
     with view_command(str(data / "tar")) as address:
         base = address.partition("/?")[0]
         chromium.open(address)

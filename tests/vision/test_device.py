@@ -99,7 +99,7 @@ def test_mixing_follows_the_draws_of_the_first_sample() -> None:
     assert cut[0]["cls"].shape == (5, 9)
 
 
-def test_tuples_types_and_torch_batches() -> None:
+def test_tuples_have_the_requested_types_in_torch_batches() -> None:
     transform = vision.on_device(CROP, vision.Normalize(layout="CHW"))
     pairs = SOURCE.decode(jpg=transform).to_tuple("jpg", "cls")
     images, labels = next(iter(pairs.batched(4).loader(format="torch", dtypes=torch.float16)))

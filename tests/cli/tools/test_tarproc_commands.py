@@ -130,7 +130,7 @@ def _check_rescaled(path: Path, keys: list[str]) -> None:
     assert all(isinstance(row["png"], Image.Image) and row["png"].size == (256, 256) for row in rows)
 
 
-def test_map_reduce_in_one_process_in_a_pool_and_over_shards(tiny_shards: list[Path], tmp_path: Path) -> None:
+def test_map_reduce_works_in_one_process_in_a_pool_and_over_shards(tiny_shards: list[Path], tmp_path: Path) -> None:
     small = str(tmp_path / "small.tar")
     with ps.TarWriter(small) as writer:
         for sample in ps.read_tar(str(tiny_shards[0])).limit(6):

@@ -37,7 +37,7 @@ def process_sample(sample: dict[str, Any]) -> dict[str, Any]:
     return {"__key__": sample["__key__"], "png": sample["jpg"].resize((16, 16)), "cls": str(sample["cls"])}
 
 
-def test_images_and_classes_by_extension(url: str) -> None:
+def test_extensions_select_images_and_classes(url: str) -> None:
     imagenet = WebDataset(url, extensions="jpg cls")
     image, cls = next(iter(imagenet))
     assert (image.dtype, image.ndim, cls) == (np.float32, 3, 0)
@@ -46,7 +46,7 @@ def test_images_and_classes_by_extension(url: str) -> None:
         imagenet[0]
 
 
-def test_decoding_to_torch_and_not_at_all(url: str) -> None:
+def test_decoder_chooses_tensors_or_bytes(url: str) -> None:
     image, cls = next(iter(WebDataset(url, extensions="jpg cls", decoder="torch")))
     assert isinstance(image, torch.Tensor)
     assert image.shape[0] == 3
@@ -54,7 +54,7 @@ def test_decoding_to_torch_and_not_at_all(url: str) -> None:
     assert (type(image), cls) == (bytes, b"0")
 
 
-def test_transforms_for_each_element_and_shuffling(url: str) -> None:
+def test_transforms_apply_to_each_element_with_and_without_shuffling(url: str) -> None:
     transforms = [augment, lambda x: x - 1]
     plain = [cls for _, cls in WebDataset(url, extensions="jpg cls", decoder="pil", transforms=transforms)]
     assert plain == list(range(-1, 23))

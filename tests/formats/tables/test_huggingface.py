@@ -128,7 +128,7 @@ def test_batches_shuffles_and_splits_work_on_the_table(hf_dataset: datasets.Data
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
-def test_workers_decode(hf_dataset: datasets.Dataset, on: Any) -> None:
+def test_workers_decode_to_the_same_values(hf_dataset: datasets.Dataset, on: Any) -> None:
     ds = ps.from_huggingface(hf_dataset, workers=2).decode(workers=2, on=on)
     assert fingerprint(ds.take_all()) == fingerprint(ps.from_huggingface(hf_dataset).decode().on("serial").take_all())
 

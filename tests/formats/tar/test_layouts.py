@@ -137,7 +137,7 @@ def is_list(request: Request) -> bool:
 
 
 @SHUFFLED
-def test_unsorted_keys(server: Server, shuffled: bool) -> None:
+def test_shards_with_unsorted_keys_read_as_local_ones(server: Server, shuffled: bool) -> None:
     for number in range(5):
         keys = numbered(40)
         random.Random(number).shuffle(keys)
@@ -174,7 +174,7 @@ def check_large_shard(server: Server, keys: list[str], record_property: Callable
 
 
 @pytest.mark.timeout(3600 if FULL else 60)  # 50 GB of each server
-def test_many_small_shards(server: Server) -> None:
+def test_many_small_shards_are_read_in_order(server: Server) -> None:
     count, size = SHARDS
     for number in range(count):
         path = server.folder / f"bucket/many/{number:06}.tar"
@@ -190,7 +190,7 @@ def test_many_small_shards(server: Server) -> None:
 
 
 @SHUFFLED
-def test_a_server_without_ranges(server: Server, shuffled: bool) -> None:
+def test_a_server_without_ranges_gives_the_same_samples(server: Server, shuffled: bool) -> None:
     for number in range(3):
         write_shard(server.folder / f"bucket/whole/{number}.tar", numbered(60))
     if server.kind == "s3":  # the signature covers the Range header, so that a proxy cannot remove it
@@ -207,7 +207,7 @@ def check_without_ranges(server: Server, shuffled: bool) -> None:
 
 
 @SHUFFLED
-def test_compressed_shards(server: Server, shuffled: bool) -> None:
+def test_compressed_shards_read_as_local_ones(server: Server, shuffled: bool) -> None:
     for number in range(3):
         path = server.folder / f"bucket/gz/{number}.tar"
         write_shard(path, numbered(60))
@@ -220,7 +220,7 @@ def test_compressed_shards(server: Server, shuffled: bool) -> None:
 
 
 @SHUFFLED
-def test_shards_with_and_without_an_index(server: Server, shuffled: bool) -> None:
+def test_shards_with_and_without_an_index_can_be_mixed(server: Server, shuffled: bool) -> None:
     folder = server.folder / "bucket/mixed"
     for number in range(6):
         write_shard(folder / f"{number}.tar", numbered(30))
@@ -232,7 +232,7 @@ def test_shards_with_and_without_an_index(server: Server, shuffled: bool) -> Non
         len(server.read(server.url("mixed/5.tar") + "::" + server.url("mixed/1.tar")).shard(0, 2))
 
 
-def test_a_listing_of_many_pages(server: Server) -> None:
+def test_a_listing_of_many_pages_finds_every_shard(server: Server) -> None:
     folder = server.folder / "bucket/pages"
     (folder / "notes").mkdir(parents=True)
     for number in range(OBJECTS):
