@@ -71,7 +71,7 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
 
 
 class _LazyConnection:
-    """A connection that is opened by its first query: groups and sorts of integers may need none."""
+    """A connection that is opened by its first query: groups and sorts by integers and texts may need none."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings

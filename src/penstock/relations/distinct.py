@@ -14,8 +14,8 @@ from penstock.order import I64
 from penstock.plan import Columns, Plan, pick_rows
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.groups import numbers_of
-from penstock.relations.integer_groups import IntegerGroups
 from penstock.relations.keys import chunks, gathered, key_table, values_at
+from penstock.relations.memory_groups import MemoryGroups
 from penstock.relations.source import Rows
 from penstock.relations.store import SampleStore
 
@@ -80,8 +80,10 @@ def _firsts(con: Any, table: StagedTable) -> I64:
     import pyarrow as pa
 
     columns = [name for name in table.schema.names if name != "position"]
-    if (groups := IntegerGroups.of(table, columns)) is not None:
-        return np.sort(groups.order[groups.edges[:-1]])
+    if (groups := MemoryGroups.of(table, columns)) is not None:
+        first = np.zeros(table.rows.num_rows, np.bool_)
+        first[groups.firsts] = True
+        return np.flatnonzero(first)
     if len(columns) == 1 and table.rows is not None and not pa.types.is_floating(table.rows.schema.field(0).type):
         with suppress(pa.ArrowNotImplementedError):  # of lists and other nested values
             found = table.rows.column(0).dictionary_encode("encode")

@@ -15,8 +15,8 @@ from penstock.plan import Plan, pick_rows
 from penstock.plan.values import check_names
 from penstock.relations.aggregates import aggregated
 from penstock.relations.database import StagedTable, database, memory_of
-from penstock.relations.integer_groups import IntegerGroups
 from penstock.relations.keys import chunks, columns_of, gathered, key_table, ordering, staged, values_at
+from penstock.relations.memory_groups import MemoryGroups
 from penstock.relations.source import Rows, select_fields, summarized
 from penstock.relations.store import LazyRows, SampleStore
 
@@ -60,7 +60,7 @@ class Aggregated:
         keys = [columns[name] for name in self.fields]
         of = [columns[name] for name in self.of]
         store = SampleStore(memory_of(plan))
-        groups = IntegerGroups.of(table, keys)
+        groups = MemoryGroups.of(table, keys)
         if groups is not None and (found := groups.aggregated(self.how, of, self.frequent_first)) is not None:
             store.add(self._result_rows(found, table, keys, of))
             return store.items()
@@ -100,7 +100,7 @@ class Aggregated:
             return []
         keys = [f"c{n}" for n in range(len(self.fields))]
         items = samples.items() if samples.has_spilled else gathered([samples.items()])
-        if (groups := IntegerGroups.of(table, keys)) is not None:
+        if (groups := MemoryGroups.of(table, keys)) is not None:
             return ListRows(self.fields, self.of, items, groups.order, groups.edges)
         sorted_by = ordering(table, keys, [False] * len(keys))
         order = numbers_of(con, f"select position from samples order by {sorted_by}, position")

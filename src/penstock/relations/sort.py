@@ -15,7 +15,7 @@ from penstock.order import I64, Order, Refs, Spans
 from penstock.plan import Plan, unshuffled
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.groups import numbers_of
-from penstock.relations.integer_groups import sorted_integers
+from penstock.relations.key_codes import key_codes, sorted_rows
 from penstock.relations.keys import chunks, ordering, staged
 from penstock.relations.source import Rows, select_fields
 from penstock.relations.store import SampleStore
@@ -51,9 +51,10 @@ class Sorted:
 
     def sorted_positions(self, con: Any, table: StagedTable) -> I64:
         """Return the positions in a table with columns ``c0``, ``c1``, ... in sorted order."""
-        if len(self.fields) == 1 and (found := sorted_integers(table, "c0", self.descending[0])) is not None:
-            return found[0]
-        terms = ordering(table, [f"c{number}" for number in range(len(self.fields))], self.descending)
+        columns = [f"c{number}" for number in range(len(self.fields))]
+        if (codes := key_codes(table, columns, self.descending)) is not None:
+            return sorted_rows(codes)
+        terms = ordering(table, columns, self.descending)
         return numbers_of(con, f"select position from {table.name} order by {terms}, position")
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:

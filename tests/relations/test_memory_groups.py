@@ -1,4 +1,4 @@
-"""Groups of integers that numpy sorts have the results of DuckDB, to the last bit."""
+"""Groups that numpy counts and adds have the results of DuckDB, to the last bit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.relations.integer_groups import IntegerGroups
+from penstock.relations.memory_groups import MemoryGroups, _rounded
+from tests.relations.conftest import EXAMPLES
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 ROWS = 6000
@@ -33,19 +36,19 @@ def _table(spread: int = 1, **columns: Any) -> pa.Table:
 
 def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[Any]]:
     """Return the rows by numpy and by DuckDB, as text, in which NaN equals NaN and floats keep all bits."""
-    monkeypatch.setattr("penstock.relations.integer_groups._SLICE", 700)
-    used: list[IntegerGroups] = []
-    inner = IntegerGroups.of
+    monkeypatch.setattr("penstock.relations.memory_groups._SLICE", 700)
+    used: list[MemoryGroups] = []
+    inner = MemoryGroups.of
 
     def noted(*args: Any) -> Any:
         groups = inner(*args)
         used.append(groups) if groups is not None else None
         return groups
 
-    monkeypatch.setattr(IntegerGroups, "of", noted)
+    monkeypatch.setattr(MemoryGroups, "of", noted)
     by_numpy = list(map(repr, rows()))
     assert used
-    monkeypatch.setattr(IntegerGroups, "of", lambda *args: None)
+    monkeypatch.setattr(MemoryGroups, "of", lambda *args: None)
     return by_numpy, list(map(repr, rows()))
 
 
@@ -94,3 +97,34 @@ def test_times_are_grouped_as_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     ds = ps.from_arrow(pa.table({"t": times, "x": np.arange(ROWS)}))
     found, expected = _both(monkeypatch, lambda: ds.groupby("t").max("x"))
     assert found == expected
+
+
+@pytest.mark.parametrize("fields", [("t",), ("t", "k"), ("k", "t"), ("t", "s")], ids="-".join)
+def test_texts_and_several_fields_are_grouped_as_by_duckdb(
+    monkeypatch: pytest.MonkeyPatch, fields: tuple[str, ...]
+) -> None:
+    rng = np.random.default_rng(6)
+    numbered = [f"key {number:08d}" for number in rng.integers(0, 3000, ROWS)]
+    words = np.array(["", "a", "b", "a\0", "bc", "\N{LATIN SMALL LETTER E WITH ACUTE}"])[rng.integers(0, 6, ROWS)]
+    ds = ps.from_arrow(_table(t=numbered, s=pa.array(words.tolist())))
+    verbs = [lambda: ds.groupby(*fields).sum("n"), lambda: ds.groupby(*fields).list("n"), lambda: ds.distinct(*fields)]
+    for rows in verbs:
+        with monkeypatch.context() as patched:
+            found, expected = _both(patched, rows)
+        assert found == expected
+
+
+def test_the_first_row_of_each_group_is_its_first() -> None:
+    ds = ps.from_arrow(pa.table({"k": [3, 1, 3, 2, 1], "at": np.arange(5)}))
+    assert [row["at"] for row in ds.distinct("k")] == [0, 1, 3]
+
+
+@settings(max_examples=10 * EXAMPLES, deadline=None)
+@given(st.sampled_from([(30, 4), (40, 3), (55, 2), (58, 2)]), st.data())
+def test_sums_of_limbs_of_any_size_are_added_up(limbs: tuple[int, int], data: st.DataObject) -> None:
+    bits, count = limbs
+    lower = [data.draw(st.integers(0, 2**62)) for _ in range(count - 1)]
+    highest = data.draw(st.integers(-(2 ** (120 - bits * (count - 1))), 2 ** (120 - bits * (count - 1))))
+    total = sum(limb << bits * place for place, limb in enumerate([*lower, highest]))
+    (found,) = _rounded(np.array([[limb] for limb in [*lower, highest]]), bits)
+    assert found == pytest.approx(float(total), rel=1e-15)
