@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.relations.database import StagedTable, database
-from penstock.relations.key_codes import KeyCodes, key_codes, sorted_rows
+from penstock.relations.key_codes import KeyCoder, KeyCodes, key_codes, sorted_rows
 from tests.relations.conftest import EXAMPLES
 
 PLAN = ps.from_items([{"k": 1}]).plan
@@ -88,3 +88,22 @@ def test_slices_and_several_chunks_of_texts_have_codes() -> None:
     codes = _codes(texts)
     assert codes is not None
     assert sorted_rows(codes).tolist() == [3, 1, 0, 2]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=9), st.lists(TEXTS | st.text(max_size=9), max_size=9))
+def test_other_texts_have_the_code_of_an_equal_one_or_a_code_of_no_text(known: list[str], others: list[str]) -> None:
+    coder = KeyCoder.of([pa.array(known)])
+    assert coder is not None
+    codes = dict(zip(known, coder.codes([pa.array(known)]).tolist(), strict=True))
+    assert len({*codes.values()}) == len(codes)
+    assert max(codes.values()) < coder.span
+    for text, code in zip(others, coder.codes([pa.array(others, pa.string())]).tolist(), strict=True):
+        assert code == codes.get(text, code)
+        assert text in codes or code not in codes.values()
+
+
+def test_a_key_with_one_value_outside_the_range_has_the_code_of_no_key() -> None:
+    coder = KeyCoder.of([pa.array([3, 5]), pa.array(["a", "c"])])
+    assert coder is not None
+    assert coder.codes([pa.array([3, 4, 2, 5, 3]), pa.array(["a", "b", "a", "d", "aa"])]).tolist() == [0, 4, 9, 9, 9]

@@ -35,19 +35,23 @@ def wanted(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]], columns: l
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(st.lists(KEYS), st.lists(KEYS), st.sampled_from([[0], [1], [0, 1]]))
-def test_pairs_are_those_of_two_loops(left: list[Any], right: list[Any], columns: list[int]) -> None:
-    assert found(left, right, columns) == wanted(left, right, columns)
+@given(st.lists(KEYS), st.lists(KEYS), st.sampled_from([[0], [1], [0, 1]]), st.booleans())
+def test_pairs_are_those_of_two_loops(left: list[Any], right: list[Any], columns: list[int], coded: bool) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lookup, "DENSE", 1000 if coded else 0)
+        assert found(left, right, columns) == wanted(left, right, columns)
 
 
 @pytest.mark.parametrize("columns", [[1], [0, 1]])
 def test_rows_with_one_hash_are_told_apart(columns: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "DENSE", 0)
     monkeypatch.setattr(lookup, "_hashes", lambda arrays: np.full(len(arrays[0]), 7, np.uint64))
     left, right = [(1, "a"), (2, "b"), (3, "c")], [(2, "b"), (1, "a"), (2, "b"), (1, "c")]
     assert found(left, right, columns) == wanted(left, right, columns)
 
 
 def test_a_text_is_found_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "DENSE", 0)
     monkeypatch.setattr(lookup, "_SLICE", 16)
     texts = ["x" * 40, "", "ab", "x" * 15, "yz" * 9, "ab"]
     left = comparable(pa.array(["front", *texts]).slice(1))

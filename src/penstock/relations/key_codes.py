@@ -7,8 +7,9 @@ are digits of one number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ import numpy.typing as npt
 from penstock.order import I64, U64
 from penstock.relations.database import StagedTable
 
+DENSE = 4  # codes in a range, for each row, up to which a table with an entry for every code pays
 _LARGEST_SPAN = (1 << 64) - 1  # which a 64-bit integer holds, too
 _LONGEST = 64  # bytes of a text
 _TRIED = 1024  # texts that tell quickly whether all are too different for 64 bits
 _SLICE = 1 << 14  # texts that are converted at a time, in arrays that fit into the cache
 _DIGIT_BITS = 16  # which numpy's stable sort counts instead of comparing
+
+_Digits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,11 @@ def key_codes(table: StagedTable, columns: Sequence[str], descending: Sequence[b
     ``None`` if a column has other values than integers and texts, missing values, or too many different ones for 64
     bits, and if the rows are not in memory: DuckDB is to compare them.
     """
-    if table.rows is None or not table.rows.num_rows:
+    if table.rows is None:
         return None
-    found: KeyCodes | None = None
-    for number, name in enumerate(columns):
-        codes = _column_codes(table.rows.column(name))
-        if codes is None or codes.span * (found.span if found else 1) > _LARGEST_SPAN:
-            return None
-        if descending and descending[number]:
-            codes = KeyCodes(np.uint64(codes.span - 1) - codes.values, codes.span)
-        if found is not None:
-            codes = KeyCodes(found.values * np.uint64(codes.span) + codes.values, found.span * codes.span)
-        found = codes
-    return found
+    arrays = [table.rows.column(name) for name in columns]
+    coder = KeyCoder.of(arrays, descending)
+    return None if coder is None else KeyCodes(coder.codes(arrays), coder.span)
 
 
 def sorted_rows(codes: KeyCodes) -> I64:
@@ -72,61 +68,121 @@ def integers_of(array: Any) -> I64 | None:
     return array.to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
 
 
-def _column_codes(array: Any) -> KeyCodes | None:
+@dataclass(frozen=True, slots=True)
+class KeyCoder:
+    """Turns keys into numbers below ``span``, and keys that are not within the range of some rows into ``span``."""
+
+    columns: Sequence[_Integers | _Texts]
+    descending: Sequence[bool]
+    span: int
+
+    @staticmethod
+    def of(arrays: Sequence[Any], descending: Sequence[bool] = ()) -> KeyCoder | None:
+        """Return a coder for the range of the rows of Arrow arrays.
+
+        ``None`` if there are no rows, other values than integers and texts, missing values, or too many different ones.
+        """
+        columns: list[_Integers | _Texts] = []
+        for array in arrays:
+            column = (_Integers.of(array) or _Texts.of(array)) if len(array) else None
+            if column is None:
+                return None
+            columns.append(column)
+        span = prod(column.span for column in columns)
+        return KeyCoder(columns, descending or [False] * len(columns), span) if span <= _LARGEST_SPAN else None
+
+    def codes(self, arrays: Sequence[Any]) -> U64:
+        """Return the number of each row of columns of the same types."""
+        found = np.zeros(len(arrays[0]), np.uint64)
+        outside = np.zeros(len(found), np.bool_)
+        for column, array, down in zip(self.columns, arrays, self.descending, strict=True):
+            codes = column.codes(array)
+            outside |= codes == column.span
+            found *= np.uint64(column.span)
+            found += np.uint64(column.span - 1) - codes if down else codes
+        found[outside] = self.span
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    low: np.int64
+    span: int
+
+    @staticmethod
+    def of(array: Any) -> _Integers | None:
+        values = integers_of(array)
+        return None if values is None else _Integers(values.min(), int(values.max()) - int(values.min()) + 1)
+
+    def codes(self, array: Any) -> U64:
+        values = integers_of(array)
+        assert values is not None
+        return np.minimum((values - self.low).view(np.uint64), np.uint64(self.span))
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The range of texts: of the digit at each place, which is a byte and 1, or 0 after the end of a text."""
+
+    low: _Digits
+    high: _Digits
+    span: int
+
+    @staticmethod
+    def of(array: Any) -> _Texts | None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if array.null_count or not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+            return None
+        if len(array) > _TRIED and _Texts.of(array.slice(0, _TRIED)) is None:
+            return None
+        width = pc.max(pc.binary_length(array)).as_py()
+        if width > _LONGEST:
+            return None
+        bounds = [(digits.min(axis=1), digits.max(axis=1)) for digits in _digits(array, width)]
+        low, high = np.min([low for low, _ in bounds], axis=0), np.max([high for _, high in bounds], axis=0)
+        span = prod(int(size) + 1 for size in high - low)
+        return _Texts(low, high, span) if span <= _LARGEST_SPAN else None
+
+    def codes(self, array: Any) -> U64:
+        import pyarrow.compute as pc
+
+        lengths = pc.binary_length(array)
+        if len(array) and pc.max(lengths).as_py() > len(self.low):
+            codes = np.full(len(array), self.span, np.uint64)
+            fits = pc.less_equal(lengths, len(self.low))
+            codes[fits.to_numpy(zero_copy_only=False)] = self.codes(array.filter(fits))
+            return codes
+        codes = np.empty(len(array), np.uint64)
+        begin = 0
+        for digits in _digits(array, len(self.low)):
+            part = codes[begin : begin + digits.shape[1]]
+            part[:] = 0
+            for place in np.flatnonzero(self.high - self.low):
+                part *= np.uint64(self.high[place] - self.low[place]) + np.uint64(1)
+                part += digits[place] - self.low[place]
+            if (digits.min(axis=1) < self.low).any() or (digits.max(axis=1) > self.high).any():
+                part[((digits < self.low[:, None]) | (digits > self.high[:, None])).any(axis=0)] = self.span
+            begin += len(part)
+        return codes
+
+
+def _digits(array: Any, width: int) -> Iterator[_Digits]:
+    """Yield the digits of ``_SLICE`` texts at a time, of at most ``width`` bytes each: an array for each place."""
     import pyarrow as pa
 
-    if (values := integers_of(array)) is not None:
-        low, high = values.min(), values.max()
-        return KeyCodes((values - low).view(np.uint64), int(high) - int(low) + 1)
-    if array.null_count or not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        return None
-    return None if _text_codes(array.slice(0, _TRIED)) is None else _text_codes(array)
-
-
-def _text_codes(array: Any) -> KeyCodes | None:
-    texts = _Texts(array)
-    if texts.longest > _LONGEST:
-        return None
-    parts = range(0, len(array), _SLICE)
-    bounds = [(part.min(axis=1), part.max(axis=1)) for part in map(texts.digits, parts)]
-    low, high = np.min([low for low, _ in bounds], axis=0), np.max([high for _, high in bounds], axis=0)
-    sizes = [int(size) + 1 for size in high - low]
-    span = 1
-    for size in sizes:
-        span *= size
-    if span > _LARGEST_SPAN:
-        return None
-    codes = np.zeros(len(array), np.uint64)
-    for begin in parts:
-        digits, part = texts.digits(begin), codes[begin : begin + _SLICE]
-        for place in np.flatnonzero(high - low):
-            part *= np.uint64(sizes[place])
-            part += digits[place] - low[place]
-    return KeyCodes(codes, span)
-
-
-class _Texts:
-    """Texts as digits: their bytes, each one higher, and zeros after the end."""
-
-    def __init__(self, array: Any) -> None:
-        import pyarrow as pa
-
-        whole = array.cast(pa.large_string())
-        column = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
-        _, offsets, data = column.buffers()
-        self._edges = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-        self._content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        self._lengths = np.diff(self._edges)
-        self.longest = int(self._lengths.max())
-        self._equal = int(self._lengths.min()) == self.longest
-
-    def digits(self, begin: int) -> npt.NDArray[np.uint8]:
-        """Return an array for each place: the digits there of ``_SLICE`` texts, from one of them on."""
-        lengths = self._lengths[begin : begin + _SLICE]
-        edges = self._edges[begin : begin + len(lengths) + 1]
-        content = self._content[edges[0] : edges[-1]]
-        if self._equal:  # no end is seen, and the bytes serve as they are
-            return np.ascontiguousarray(content.reshape(len(lengths), self.longest).T)
-        digits = np.zeros((len(lengths), self.longest), np.uint8)
-        digits[np.arange(self.longest) < lengths[:, None]] = content + np.uint8(1)  # no text has a byte of 255
-        return np.ascontiguousarray(digits.T)
+    whole = array.cast(pa.large_string())
+    column = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+    _, offsets, data = column.buffers()
+    edges = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    for begin in range(0, len(column), _SLICE):
+        part = edges[begin : begin + _SLICE + 1]
+        lengths, digits = np.diff(part), content[part[0] : part[-1]] + np.uint8(1)  # no text has a byte of 255
+        if len(digits) < len(lengths) * width:
+            found = np.zeros((len(lengths), width), np.uint8)
+            found[np.arange(width) < lengths[:, None]] = digits
+        else:
+            found = digits.reshape(len(lengths), width)
+        yield np.ascontiguousarray(found.T)

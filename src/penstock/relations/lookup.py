@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.order import I64, U64, fold_into
+from penstock.relations.key_codes import DENSE, KeyCoder
 
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of a text: odd, so that multiplying by it loses nothing
 _SLICE = 1 << 20  # bytes of text that are hashed at once
-_DENSE = 4  # numbers in a range, for each row, up to which every number has an entry in a table
 
 
 def comparable(array: Any) -> Any:
@@ -30,22 +30,23 @@ def comparable(array: Any) -> Any:
 class HashedRows:
     """Rows sorted by the hash of their values, which finds the rows that equal others.
 
-    Rows of one hash are adjacent. Their values are compared, unless different values cannot have the same hash. The
-    hash of integers that lie close together is their distance from the lowest.
+    Rows of one hash are adjacent. Their values are compared, unless different values cannot have the same hash: that
+    of keys which lie close together is their code.
     """
 
     def __init__(self, columns: Sequence[Any]) -> None:
         """Sort the rows of columns that ``comparable`` returned."""
         self._columns = columns
         self.types = [column.type for column in columns]
-        self._low, self._span = _dense_range(columns)
+        coder = KeyCoder.of(columns)
+        self._coder = coder if coder is not None and coder.span <= DENSE * len(columns[0]) else None
         hashes = self._hashes(columns)
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
         bits = max(1, len(hashes)).bit_length() + 1
-        self._shift = np.uint64(0 if self._span else 64 - bits)
+        self._shift = np.uint64(0 if self._coder else 64 - bits)
         buckets = (self._sorted >> self._shift).astype(np.int64)
-        sizes = np.bincount(buckets, minlength=self._span + 1 if self._span else 1 << bits)
+        sizes = np.bincount(buckets, minlength=self._coder.span + 1 if self._coder else 1 << bits)
         self._buckets = np.concatenate([[0], np.cumsum(sizes)])  # where the hashes begin that start with some bits
         begins = np.flatnonzero(np.concatenate([self._sorted[:1] == self._sorted[:1], np.diff(self._sorted) != 0]))
         ends = np.append(begins, len(hashes))[1:]
@@ -57,7 +58,7 @@ class HashedRows:
         bucket = (hashes >> self._shift).astype(np.int64)
         at, end = self._buckets[bucket], self._buckets[bucket + 1]
         found = np.flatnonzero(at < end)
-        if not self._span:  # a bucket may have rows of several hashes
+        if not self._coder:  # a bucket may have rows of several hashes
             active = found
             while len(active := active[self._sorted[at[active]] < hashes[active]]):
                 at[active] = self._next[at[active]]
@@ -72,16 +73,15 @@ class HashedRows:
         return self._equal(columns, found, self._order[begin])
 
     def _hashes(self, columns: Sequence[Any]) -> U64:
-        if not self._span:
-            return _hashes(columns)
-        values: I64 = columns[0].to_numpy()
-        return np.minimum((values - self._low).view(np.uint64), np.uint64(self._span))
+        return self._coder.codes(columns) if self._coder else _hashes(columns)
 
     def _equal(self, columns: Sequence[Any], left: I64, right: I64) -> tuple[I64, I64]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if len(columns) == 1 and pa.types.is_integer(columns[0].type):  # different integers have different hashes
+        if self._coder or (
+            len(columns) == 1 and pa.types.is_integer(columns[0].type)
+        ):  # different hashes if they differ
             return left, right
         same = np.ones(len(left), bool)
         each = np.array_equal(left, np.arange(len(columns[0])))
@@ -89,17 +89,6 @@ class HashedRows:
             chosen = mine if each else mine.take(pa.array(left))
             same &= pc.equal(chosen, theirs.take(pa.array(right))).to_numpy(zero_copy_only=False)
         return (left, right) if same.all() else (left[same], right[same])
-
-
-def _dense_range(columns: Sequence[Any]) -> tuple[np.int64, int]:
-    """Return the lowest of one column of integers and the size of their range; 0 if a table of the range is too big."""
-    import pyarrow as pa
-
-    if len(columns) > 1 or not pa.types.is_integer(columns[0].type) or not len(columns[0]):
-        return np.int64(0), 0
-    values = columns[0].to_numpy()
-    span = int(values.max()) - int(values.min()) + 1
-    return values.min(), span if span <= _DENSE * len(values) else 0
 
 
 def _hashes(columns: Sequence[Any]) -> U64:

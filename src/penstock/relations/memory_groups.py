@@ -16,10 +16,9 @@ import numpy.typing as npt
 from penstock.order import I64
 from penstock.relations.aggregates import SQUARE_BITS, magnitude_bands
 from penstock.relations.database import StagedTable
-from penstock.relations.key_codes import KeyCodes, integers_of, key_codes, sorted_rows
+from penstock.relations.key_codes import DENSE, KeyCodes, integers_of, key_codes, sorted_rows
 
 _Floats = npt.NDArray[np.float64]
-_DENSE = 4  # codes in the range, for each row, up to which every code has an entry in a table
 _SAMPLED, _LEAST_DISTINCT = 1024, 256  # with fewer distinct codes among the sampled rows, a hash table is faster
 _SLICE = 1 << 16  # rows that are added at a time, in arrays that fit into the cache
 _SCALED_BITS = 94  # of a scaled number and its sign
@@ -35,7 +34,7 @@ class MemoryGroups:
 
     def __init__(self, table: StagedTable, columns: Sequence[str], codes: KeyCodes) -> None:
         self._table, self._columns, self._codes = table, columns, codes
-        if codes.span <= _DENSE * len(codes.values):
+        if codes.span <= DENSE * len(codes.values):
             at = codes.values.view(np.int64)
             counts = np.bincount(at, minlength=codes.span)
             self._number = (np.cumsum(counts > 0) - 1)[at]  # of each row's group
@@ -55,7 +54,7 @@ class MemoryGroups:
         if codes is None:
             return None
         sampled = codes.values[:: max(1, len(codes.values) // _SAMPLED)]
-        if codes.span > _DENSE * len(codes.values) and len(np.unique(sampled)) < _LEAST_DISTINCT:
+        if codes.span > DENSE * len(codes.values) and len(np.unique(sampled)) < _LEAST_DISTINCT:
             return None
         return MemoryGroups(table, columns, codes)
 
@@ -174,4 +173,5 @@ def _rounded(sums: I64, bits: int) -> _Floats:
         low += limbs.view(np.uint64)
         high += (limbs >> 63) + (low < limbs.view(np.uint64))
     negative = -(~low).astype(np.float64) - 1.0
-    return np.where(high == -1, negative, low.astype(np.float64) + high * 2.0**64)
+    rounded: _Floats = low.astype(np.float64) + high * 2.0**64
+    return np.where(high == -1, negative, rounded)
