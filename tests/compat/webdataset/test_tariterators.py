@@ -58,3 +58,13 @@ def test_unusual_names_after_plain_ones_are_grouped_as_by_webdataset(unusual: st
     for plain in range(12, 20):  # headers are read 16 at a time at first: one of these ends with a plain sample
         names = [f"k{number:03d}.jpg" for number in range(plain)] + [unusual.format(number) for number in range(50)]
         assert grouped(tariterators, names) == grouped(webdataset.tariterators, names)
+
+
+def test_a_sample_ends_with_its_shard_even_if_the_next_one_begins_with_its_key() -> None:
+    def samples(library: Any) -> list[Any]:
+        names = [["a.jpg", "a.cls"], ["a.json", "a.txt", ".b", "a.c/x", "a.CLS"]]
+        shards = [{"url": str(number), "stream": io.BytesIO(archive(each))} for number, each in enumerate(names)]
+        return list(library.group_by_keys(library.tar_file_expander(shards)))
+
+    assert samples(tariterators) == samples(webdataset.tariterators)
+    assert [sorted(sample)[2:] for sample in samples(tariterators)] == [["cls", "jpg"], ["cls", "json", "txt"]]

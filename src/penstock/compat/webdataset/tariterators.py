@@ -183,14 +183,14 @@ def group_by_keys(
     fused = isinstance(data, tar_file_expander) and inspect.getgeneratorstate(data.members) == inspect.GEN_CREATED
     plain = keys is base_plus_ext and lcase
     sample: Sample = {}
-    key = None
+    key, prefix = None, "\0"  # no name begins so
     for marks, names, values in data.runs() if fused else _runs_of(data):
         for name, value in zip(names, values, strict=True):
             try:
-                slash = name.rfind("/") + 1
-                dot = name.find(".", slash)
-                if dot > slash and plain:  # nearly always
-                    found, suffix = name[:dot], name[dot + 1 :].lower()
+                if name.startswith(prefix) and "/" not in (suffix := name[len(prefix) :]):  # as a member before
+                    found, suffix = prefix[:-1], suffix.lower()
+                elif plain and (dot := name.find(".", slash := name.rfind("/") + 1)) > slash:
+                    found, suffix, prefix = name[:dot], name[dot + 1 :].lower(), name[: dot + 1]
                 else:
                     found, suffix = keys(name)
                     if found is None:
