@@ -90,6 +90,10 @@ def test_sums_do_not_depend_on_where_blocks_end() -> None:
 def test_values_that_are_not_numbers_are_named(how: str) -> None:
     with pytest.raises(DataError, match=f"{how} needs numbers, but field 'x' has string"):
         getattr(ps.from_items([{"k": 1, "x": "a"}]).groupby("k"), how)("x").take_all()
+    times = ps.from_arrow(pa.table({"k": [1], "x": pa.array([9], pa.timestamp("us"))}))
+    for ds in (times, times.on("local", memory=1)):
+        with pytest.raises(DataError, match=f"{how} needs numbers, but field 'x' has timestamp"):
+            getattr(ds.groupby("k"), how)("x").take_all()
     mixed: list[dict[str, Any]] = [{"k": 1, "x": "a"}, {"k": 1, "x": 2}]
     with pytest.raises(PlanError, match="'x' must have one type, but are int and str"):
         getattr(ps.from_items(mixed).groupby("k"), how)("x").take_all()

@@ -19,17 +19,12 @@ SQUARE_BITS = 93  # of squares that are at most 1: 2**34 of them fit into 127 bi
 
 
 def aggregated(con: Any, table: StagedTable, keys: Sequence[str], how: str, columns: Sequence[str]) -> str:
-    """Return a query for one row per group: the keys, and an aggregate of each column, named ``r0``, ``r1``, ...
-
-    Raises:
-        DataError: The values of a column cannot be aggregated.
-    """
+    """Return a query for one row per group: the keys, and an aggregate of each column, named ``r0``, ``r1``, ..."""
     if how == "std":
         return _deviations(con, table, keys, columns)
     found = ["count(*) as r0"] if how == "count" else []
     for number, column in enumerate(columns):
         kind = table.schema.field(column).type
-        _check(how, kind, table.field_name(column))
         if how in ("sum", "mean"):
             total = total_of(con, table.name, column, kind)
             value = total if how == "sum" else f"({total})::double / count({column})"
@@ -44,13 +39,20 @@ def _grouped(table: str, keys: Sequence[str], values: Sequence[str]) -> str:
     return f"select {', '.join([*keys, *values])} from {table}{group}"
 
 
-def _check(how: str, kind: Any, field: str) -> None:
+def check_numbers(table: StagedTable, how: str, columns: Sequence[str]) -> None:
+    """Check that columns can be added, unless only their extremes are wanted.
+
+    Raises:
+        DataError: A column has other values than numbers.
+    """
     import pyarrow as pa
 
     types = pa.types
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
-    if how not in ("min", "max") and not (numbers or types.is_null(kind)):
-        raise DataError(f"{how} needs numbers, but field {field!r} has {kind}")
+    for column in columns if how not in ("min", "max") else ():
+        kind = table.schema.field(column).type
+        numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+        if not (numbers or types.is_null(kind)):
+            raise DataError(f"{how} needs numbers, but field {table.field_name(column)!r} has {kind}")
 
 
 def extreme_of(how: str, column: str, kind: Any) -> str:
@@ -119,7 +121,6 @@ def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequ
     means = []
     for number, column in enumerate(columns):
         kind = table.schema.field(column).type
-        _check("std", kind, table.field_name(column))
         mean = f"({total_of(con, table.name, column, kind)})::double / count({column})"
         means += [f"{mean} as m{number}", f"min({column})::double as l{number}", f"max({column})::double as h{number}"]
     # Other names for the keys: what comes after the query names them without a table.

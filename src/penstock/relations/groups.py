@@ -13,7 +13,7 @@ from penstock.errors import PlanError
 from penstock.order import I64
 from penstock.plan import Plan, pick_rows
 from penstock.plan.values import check_names
-from penstock.relations.aggregates import aggregated
+from penstock.relations.aggregates import aggregated, check_numbers
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.keys import chunks, columns_of, gathered, key_table, ordering, staged, values_at
 from penstock.relations.memory_groups import MemoryGroups
@@ -59,6 +59,7 @@ class Aggregated:
             return []
         keys = [columns[name] for name in self.fields]
         of = [columns[name] for name in self.of]
+        check_numbers(table, self.how, of)
         store = SampleStore(memory_of(plan))
         groups = MemoryGroups.of(table, keys)
         if groups is not None and (found := groups.aggregated(self.how, of, self.frequent_first)) is not None:
