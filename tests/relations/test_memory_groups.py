@@ -71,6 +71,13 @@ def test_unusual_values_are_aggregated_as_by_duckdb(monkeypatch: pytest.MonkeyPa
     assert found == expected
 
 
+def test_a_sum_of_one_value_is_that_value() -> None:
+    rng = np.random.default_rng(7)
+    values = (1 + rng.random(ROWS)) * np.exp2(rng.integers(-38, 0, ROWS)) * rng.choice([-1, 1], ROWS)
+    sums = ps.from_arrow(pa.table({"k": np.arange(ROWS), "x": values})).groupby("k").sum("x").take_all()
+    assert [row["x_sum"] for row in sums] == values.tolist()
+
+
 @pytest.mark.parametrize("spread", [1, 1 << 40, 1 << 53], ids=["narrow", "wide", "widest"])
 def test_counts_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, spread: int) -> None:
     ds = ps.from_arrow(_table(spread))

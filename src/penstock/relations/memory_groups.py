@@ -146,7 +146,7 @@ class MemoryGroups:
             np.rint(rest, out=rest)
             limb = np.empty_like(rest)
             for place in range(len(sums) - 1, 0, -1):
-                np.floor(np.multiply(rest, math.ldexp(1.0, -place * bits), out=limb), out=limb)
+                np.trunc(np.multiply(rest, math.ldexp(1.0, -place * bits), out=limb), out=limb)
                 np.add.at(sums[place], number, limb.astype(np.int64))
                 rest -= np.multiply(limb, math.ldexp(1.0, place * bits), out=limb)
             np.add.at(sums[0], number, rest.astype(np.int64))
