@@ -78,6 +78,14 @@ def test_a_sum_of_one_value_is_that_value() -> None:
     assert [row["x_sum"] for row in sums] == values.tolist()
 
 
+def test_deviations_of_the_largest_floats_give_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = ps.from_arrow(pa.table({"k": [0, 0, 1, 1], "x": [1.7e308, -1.7e308, 1.7e308, 1.7e308]}))
+    for how in ("sum", "mean", "std"):
+        with monkeypatch.context() as patched:
+            found, expected = _both(patched, getattr(ds.groupby("k"), how)("x").take_all)
+        assert found == expected
+
+
 @pytest.mark.parametrize("spread", [1, 1 << 40, 1 << 53], ids=["narrow", "wide", "widest"])
 def test_counts_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, spread: int) -> None:
     ds = ps.from_arrow(_table(spread))

@@ -77,7 +77,8 @@ class MemoryGroups:
         """
         import pyarrow as pa
 
-        results = [self.counts] if how == "count" else [self._aggregate(how, column) for column in columns]
+        with np.errstate(over="ignore", invalid="ignore"):  # results beyond the range of a float are infinite
+            results = [self.counts] if how == "count" else [self._aggregate(how, column) for column in columns]
         if any(result is None for result in results):
             return None
         firsts = pa.array(self.firsts)
