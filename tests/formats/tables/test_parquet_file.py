@@ -52,6 +52,16 @@ def test_a_row_group_has_the_columns_in_the_requested_order(path: Path) -> None:
     assert batch.schema.field("label").type == pa.int64()
 
 
+def test_dots_in_the_names_of_columns_are_not_paths_into_structs(tmp_path: Path) -> None:
+    nested = pa.map_(pa.int64(), pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64()))]))
+    columns = {"a": [{"b": 1}, {"b": 5}], "a.b": [2, 3], "m": pa.array([[(1, {"x": 2, "y": [3]})]] * 2, nested)}
+    pq.write_table(pa.table({**columns, "seg.png": [b"x", b"y"]}), tmp_path / "x.parquet", row_group_size=1)
+    file = opened(tmp_path / "x.parquet")
+    (batch,) = file.decode(1, ("seg.png", "a.b", "a"))
+    assert batch.to_pylist() == [{"seg.png": b"y", "a.b": 3, "a": {"b": 5}}]
+    assert [file.may_match(group, col("a.b") == 3) for group in range(2)] == [False, True]
+
+
 def test_statistics_and_partitions_rule_out_row_groups(path: Path) -> None:
     file = opened(path, ("label", 3))
     assert [file.may_match(group, col("id") >= 20) for group in range(4)] == [False, False, True, True]

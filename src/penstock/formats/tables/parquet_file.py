@@ -99,8 +99,7 @@ class ParquetFile:
     @cached_property
     def _leaf_columns(self) -> list[str]:
         """The name of the top-level column that each leaf of the file's own schema belongs to."""
-        schema = self.footer.schema
-        return [schema.column(leaf).path.partition(".")[0] for leaf in range(len(schema))]
+        return [own.name for own in self.footer.schema.to_arrow_schema() for _ in range(_leaves(own.type))]
 
     def may_match(self, group: int, where: Condition) -> bool:
         """Return whether a row of a row group may meet the condition, or may fail when it is evaluated."""
@@ -157,6 +156,12 @@ class ParquetFile:
         if local_stamp(self.path, self.url) != self.stamp:
             raise StorageError("the file was changed while it was being read", self.url)
         return self.path
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Return how many leaves a Parquet file has for a column of this type."""
+    kind = getattr(kind, "storage_type", kind)
+    return sum(_leaves(kind.field(child).type) for child in range(kind.num_fields)) or 1
 
 
 def _values_of(schema: pa.Schema, name: str) -> type | None:
