@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -233,6 +234,16 @@ def test_columns_that_differ_between_files_are_named(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", 3, 3, extra=pa.array([1, 2, 3]))
     assert "a column 'extra' that" in error_of(ps.read_parquet(tmp_path))
     assert "no column 'none'" in error_of(ps.read_parquet(tmp_path, columns=["none"]))
+
+
+def test_columns_of_one_name_are_named_and_others_can_be_read(tmp_path: Path) -> None:
+    table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    feather.write_feather(table, str(tmp_path / "x.arrow"), compression="uncompressed")
+    for read, path in (ps.read_parquet, tmp_path / "x.parquet"), (ps.read_arrow, tmp_path / "x.arrow"):
+        with pytest.raises(DataError, match="two columns are named 'a'; choose others"):
+            read(path).take_all()
+        assert read(path, columns=["b"]).take_all() == [{"b": 3}]
 
 
 def test_files_may_differ_in_how_text_is_stored(tmp_path: Path) -> None:

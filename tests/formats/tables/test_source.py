@@ -46,7 +46,9 @@ def test_patterns_name_files(folder: Path) -> None:
         len(ps.read_parquet(f"{folder}/none-*.parquet"))
 
 
-@pytest.mark.parametrize("wrong", [{"columns": "id"}, {"columns": []}, {"columns": [3]}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"columns": "id"}, {"columns": []}, {"columns": [3]}, {"columns": ["a", "a"]}, {"workers": 0}]
+)
 def test_arguments_are_checked_where_they_are_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         ps.read_parquet("x.parquet", **wrong)
@@ -132,3 +134,5 @@ def test_a_table_in_memory_has_plain_types() -> None:
     assert plain_table(batch).to_pydict() == {"k": ["a", "b", "a"]}
     with pytest.raises(PlanError, match="RecordBatch, not list"):
         plain_table([1])
+    with pytest.raises(PlanError, match="two columns are named 'k'"):
+        plain_table(pa.table([[1], [2]], names=["k", "k"]))

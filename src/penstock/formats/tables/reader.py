@@ -243,7 +243,7 @@ class ParquetReader(Reader):
         """Return the columns to decode, after checking them against those of the first file.
 
         Raises:
-            DataError: A column is missing, is of another type, or is not in the first file.
+            DataError: A column is missing, is there twice, is of another type, or is not in the first file.
         """
         first, file = self.file(0).schema, self.file(shard)
         names = tuple(name for name in (self._columns or first.names) if fields.wants(name))
@@ -255,6 +255,8 @@ class ParquetReader(Reader):
                 raise DataError(
                     f"there is no column {name!r}, only {present}; choose columns with columns=[...]", file.url
                 )
+            if file.schema.names.count(name) > 1:
+                raise DataError(f"two columns are named {name!r}; choose others with columns=[...]", file.url)
             kind, expected = (plain_type(schema.field(name).type) for schema in (file.schema, first))
             if kind != expected and not castable(kind, expected):
                 raise DataError(

@@ -69,6 +69,8 @@ class ParquetSource(Source):
         names = self.columns
         if names is not None and not (names and all(isinstance(name, str) for name in names)):
             raise PlanError(f"columns={names!r}: give a list of column names")
+        if names is not None and len({*names}) < len(names):
+            raise PlanError(f"columns={list(names)}: a name occurs twice")
         Resources(self.workers)
 
     def open(self) -> ParquetReader:
@@ -249,7 +251,7 @@ def plain_table(given: Any) -> pa.Table:
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: The argument is neither a table nor a record batch.
+        PlanError: The argument is neither a table nor a record batch, or two of its columns have one name.
     """
     require_arrow("from_arrow")
     import pyarrow as pa
@@ -258,6 +260,8 @@ def plain_table(given: Any) -> pa.Table:
         given = pa.Table.from_batches([given])
     if not isinstance(given, pa.Table):
         raise PlanError(f"from_arrow needs a pyarrow.Table or RecordBatch, not {type(given).__name__}")
+    if twice := [name for name in given.schema.names if given.schema.names.count(name) > 1]:
+        raise PlanError(f"two columns are named {twice[0]!r}")
     fields = [field.with_type(plain_type(field.type)) for field in given.schema]
     columns = [
         pa.chunked_array([plain(chunk) for chunk in column.chunks], field.type)
