@@ -61,6 +61,11 @@ def test_a_shuffled_epoch_reads_few_rows_alone(path: str, reads: Counter[int]) -
     assert sum(size * times for size, times in reads.items() if size < 3000) < 500
 
 
+def test_rows_may_be_larger_than_groups(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_GROUP_BYTES", 3)
+    assert sorted(sample["x"] for sample in ps.read_csv(path).shuffle(3000)) == list(range(20_000))
+
+
 def test_a_single_row_is_read_alone(path: str, reads: Counter[int]) -> None:
     assert ps.read_csv(path)[12_345] == {"x": 12_345}
     assert sum(size * times for size, times in reads.items()) == 1

@@ -271,7 +271,7 @@ class RowsReader(Reader):
 
     def _group_rows(self, shard: int) -> int:
         """Return how many rows a group of a file has: a power of two, at least the interval of its offsets."""
-        limit = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean_row_bytes(shard)))
+        limit = min(_GROUP_ROWS, max(1, _GROUP_BYTES // max(1, self._mean_row_bytes(shard))))
         return max(self._offsets_of(shard).interval, 1 << (limit.bit_length() - 1))
 
     def read_groups(self, groups: Sequence[tuple[int, int]], fields: Fields) -> list[ReadResult]:
