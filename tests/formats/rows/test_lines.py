@@ -317,6 +317,22 @@ def test_a_damaged_compressed_file_yields_its_readable_rows_and_one_error(tmp_pa
         ds.take_all()
 
 
+@pytest.mark.parametrize("content", [b"a,b\r1,2\r", b"PK\x03\x04\x14\x00zip", "a,b\n1,2\n".encode("utf-16")])
+def test_a_csv_file_without_a_header_in_text_is_one_error_and_not_an_empty_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_bytes(content)
+    (tmp_path / "2.csv").write_bytes(b"a,b\n1,2\n")
+    ds = ps.read_csv(tmp_path)
+    with pytest.raises(DataError, match="the first line names no columns"):
+        ds.take_all()
+    assert ds.on_error("skip").take_all() == [{"a": 1, "b": 2}]
+
+
+def test_a_compressed_file_that_ends_before_its_first_row_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv(ROWS))[:12])
+    with pytest.raises(DataError, match="the gz stream is damaged"):
+        ps.read_csv(tmp_path / "a.csv.gz").take_all()
+
+
 def test_a_file_is_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(as_csv(ROWS))

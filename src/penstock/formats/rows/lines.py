@@ -196,6 +196,14 @@ def _large_numbers(batches: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(name for name, column in floats if (pc.max(column).as_py() or 0) >= 2**63))
 
 
+_NO_HEADER = "the first line names no columns: it is not text, or the lines end in carriage returns alone"
+
+
+def _unreadable(first: int, problem: str | None) -> RowOffsets:
+    """Return the offsets of a file without rows, or of one that is lost as a whole and counts as one damaged row."""
+    return RowOffsets(ROWS_PER_OFFSET, bool(problem), np.zeros(0, np.int64), first, problem=problem or "")
+
+
 @dataclass(frozen=True, slots=True)
 class CsvFormat(_ArrowParsed):
     """A row is a sample; the first line of each file names the columns, unless ``names`` does."""
@@ -221,10 +229,15 @@ class CsvFormat(_ArrowParsed):
         beginning = data[: first + _SCHEMA_BYTES]
         offsets = scan_lines(beginning, first, self.find_ends, False, None)
         if not offsets.row_count:
-            return RowOffsets(ROWS_PER_OFFSET, bool(problem), np.zeros(0, np.int64), first, problem=problem or "")
+            return _unreadable(first, problem)
         header = find_rows(RowFile("", beginning, offsets), np.array([0]), self.find_ends, False)
         text = header.separate(data)[0].decode("utf-8", "replace")
-        columns = next(csv.reader(text.splitlines(keepends=True), delimiter=self.delimiter))
+        try:
+            columns = next(csv.reader([text], delimiter=self.delimiter))
+        except csv.Error:  # a carriage return outside quotes, or a name without an end
+            return _unreadable(first, _NO_HEADER)
+        if "\0" in text:
+            return _unreadable(first, _NO_HEADER)
         first_row = int(header.ends[0])
         line = 1 + data[:first_row].count(b"\n")
         return replace(scan_lines(data, first_row, self.find_ends, False, problem, line), columns=tuple(columns))

@@ -297,7 +297,7 @@ class RowsReader(Reader):
         try:
             file = self.file(shard)
             is_readable = rows < file.offsets.readable_rows
-            if bool(is_readable.all()):
+            if len(rows) and bool(is_readable.all()):
                 return self._format.read(file, rows, fields, self._common_schema())
             good = np.flatnonzero(is_readable)
             result = self._format.read(file, rows[good], fields, self._common_schema()) if len(good) else ([], {})
