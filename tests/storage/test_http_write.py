@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,26 @@ def test_globs_and_folders_are_listed_on_webdav(root: str, storage: HTTP) -> Non
     ]
     with pytest.raises(StorageError, match="matches no files"):
         names("*.parquet")
+
+
+def test_names_on_webdav_are_in_natural_order_below_the_folder_as_it_was_written(root: str, storage: HTTP) -> None:
+    for name in ("a-1.csv", "a-10.csv", "a-2.csv"):
+        write(storage, f"{root}/in here/{name}", b"x\n1\n")
+    for folder in (f"{root}/in here", f"{root}/in%20here"):
+        names = [f"{folder}/{name}" for name in ("a-1.csv", "a-2.csv", "a-10.csv")]
+        assert expand([f"{folder}/"], (".csv",), storage) == names
+        assert sorted(entry.url for entry in storage.list(folder)) == sorted(names)
+    assert [url[-6:] for url in expand([f"{root}/in here/*.csv"], (), storage)] == ["-1.csv", "-2.csv", "10.csv"]
+
+
+def test_folders_of_shards_on_webdav_have_no_hidden_shards_and_may_be_alternatives(root: str, storage: HTTP) -> None:
+    content = io.BytesIO()
+    with ps.TarWriter(content) as writer:
+        writer.write({"__key__": "a", "txt": b"x"})
+    for name in ("train/a.tar", "train/._a.tar", "val/b.tar"):
+        write(storage, f"{root}/{name}", content.getvalue())
+    ds = ps.read_tar(f"{root}/{{train,val}}", storage=storage)
+    assert [sample["__url__"] for sample in ds] == [f"{root}/train/a.tar", f"{root}/val/b.tar"]
 
 
 @pytest.mark.parametrize("pattern", ["", "*.csv"])

@@ -156,17 +156,22 @@ def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
         StorageError: The server is not a WebDAV server, or its answer is not a listing.
     """
     root = urlsplit(prefix if prefix.endswith("/") else prefix + "/")
+    top = unquote(root.path)
+
+    def url_of(path: str) -> str:  # below the folder as it was written
+        return urlunsplit(root._replace(path=root.path + _as_url_path(path.removeprefix(top))))
+
     found: list[Listed] = []
-    folders = [unquote(root.path)]
+    folders = [top]
     while folders:
         folder = folders.pop()
-        for path, size, is_folder in _members(sender, urlunsplit(root._replace(path=_as_url_path(folder)))):
+        for path, size, is_folder in _members(sender, url_of(folder)):
             if not path.startswith(folder) or path == folder:  # the folder itself, or a name outside of it
                 continue
             if is_folder:
                 folders.append(path if path.endswith("/") else path + "/")
             else:
-                found.append(Listed(urlunsplit(root._replace(path=_as_url_path(path))), size))
+                found.append(Listed(url_of(path), size))
     return iter(sorted(found, key=lambda listed: listed.url))
 
 

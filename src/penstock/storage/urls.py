@@ -235,7 +235,8 @@ def _expand_http(name: str, storage: Storage) -> list[str]:
             return [name]
         raise
     matcher = _glob_regex(unquote(path))
-    return [url for url in urls if matcher.fullmatch(unquote(_path(url)))] or _raise_no_files(redacted(name))
+    found = sorted((url for url in urls if matcher.fullmatch(unquote(_path(url)))), key=natural_key)
+    return found or _raise_no_files(redacted(name))
 
 
 def _path(url: str) -> str:

@@ -27,7 +27,7 @@ from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources, Source, StreamReader, Traits
-from penstock.storage import STDIN, Cache, Storage, local_path, open_storage, redacted, relative_names
+from penstock.storage import STDIN, Cache, Storage, expand_braces, local_path, open_storage, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme, without_query
 from penstock.storage.urls import natural_key
@@ -98,14 +98,17 @@ class TarSource(Source):
 
     def _shards_of(self, pattern: str) -> list[str]:
         """Return the shards that a pattern matches; for an HTTP folder, the shards that its manifest names."""
-        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith((*TAR_SUFFIXES, "*")):
-            manifest = read_manifest_at(pattern.rstrip("/"), self.storage, optional=True)
-            return (
-                _listed_shards(pattern, self.storage)
-                if manifest is None
-                else [shard_url(pattern, name) for name in sorted((e.name for e in manifest.shards), key=natural_key)]
-            )
-        return expand_shards((pattern,), self.storage)
+        if scheme(pattern) not in ("http", "https") or "?" in pattern:
+            return expand_shards((pattern,), self.storage)
+        found: list[str] = []
+        for url in expand_braces(pattern):
+            if url.endswith((*TAR_SUFFIXES, "*")):
+                found += expand_shards((url,), self.storage)
+            elif (manifest := read_manifest_at(url.rstrip("/"), self.storage, optional=True)) is not None:
+                found += [shard_url(url, name) for name in sorted((e.name for e in manifest.shards), key=natural_key)]
+            else:
+                found += _listed_shards(url, self.storage)
+        return found
 
     def describe(self) -> str:
         shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
@@ -121,7 +124,8 @@ def _listed_shards(folder: str, storage: Storage | None) -> list[str]:
         problem = "an HTTP folder cannot be listed, and this one has no manifest"
         advice = "write out the shard names, as in a-{000..146}.tar"
         raise StorageError(f"{problem}; {advice}", redacted(folder)) from exc
-    shards = [url for url in urls if url.endswith(TAR_SUFFIXES) and "/" not in url.removeprefix(below)]
+    names = {url: url.removeprefix(below) for url in urls if url.endswith(TAR_SUFFIXES)}
+    shards = [url for url, name in names.items() if "/" not in name and not name.startswith(".")]
     if not shards:
         raise StorageError("there are no tar shards in this folder", redacted(folder))
     return sorted(shards, key=natural_key)
