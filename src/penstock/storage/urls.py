@@ -207,9 +207,7 @@ def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_
         folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
         matcher = _glob_regex(name)
         urls = (entry.url for entry in storage.list(folder))
-        return sorted((url for url in urls if matcher.fullmatch(url)), key=natural_key) or _raise_no_files(
-            redacted(name)
-        )
+        return sorted((url for url in urls if matcher.fullmatch(url)), key=natural_key) or _as_written(name, storage)
     endings, last = tuple(suffixes), name.rsplit("/", 1)[-1]
     is_file = last.endswith(endings) if endings else "." in last
     if last and (is_file or http or not may_be_folder):
@@ -236,7 +234,12 @@ def _expand_http(name: str, storage: Storage) -> list[str]:
         raise
     matcher = _glob_regex(unquote(path))
     found = sorted((url for url in urls if matcher.fullmatch(unquote(_path(url)))), key=natural_key)
-    return found or _raise_no_files(redacted(name))
+    return found or _as_written(name, storage)
+
+
+def _as_written(name: str, storage: Storage) -> list[str]:
+    """Return the object whose name looks like a glob that matches nothing, such as ``a[1].tar``."""
+    return [name] if "*" not in name and exists(storage, name) else _raise_no_files(redacted(name))
 
 
 def _path(url: str) -> str:
