@@ -21,6 +21,8 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats import files
 from penstock.storage import Memory
 from penstock.testing import fingerprint
+from penstock.testing.servers import webdav_server
+from penstock.testing.storages import write
 
 
 def save_image(path: Path, mode: str, format: str = "PNG") -> None:
@@ -183,6 +185,21 @@ def test_remote_files_and_images_are_read_like_local_ones(tmp_path: Path) -> Non
         list(ps.read_files(["memory://remote-files/a/1.png", "memory://remote-files/a/2.png"]))
     with pytest.raises(StorageError, match="holds no files"):
         list(ps.read_files("memory://remote-files/nothing"))
+
+
+def test_a_list_of_images_may_be_a_file_url_behind_a_password_and_have_a_byte_order_mark(tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    save_image(lists / "photo.png", "RGB")
+    (lists / "list.txt").write_text("\ufeffphoto.png\n")
+    (lists / "urls.txt").write_text(f"{(lists / 'photo.png').as_uri()}\nmemory://lists/photo.png\n")
+    write(Memory(), "memory://lists/photo.png", (lists / "photo.png").read_bytes())
+    with webdav_server(lists, "--user", "me", "--pass", "word") as port:
+        for url in (lists / "list.txt").as_uri(), f"http://me:word@127.0.0.1:{port}/list.txt":
+            assert ps.read_images(url).count() == len(ps.read_images(url).take_all()) == 1
+    assert len(ps.read_images(lists / "urls.txt", storage=Memory()).take_all()) == 2
+    (lists / "list.txt").write_bytes(b"\xfc.png\n")
+    with pytest.raises(DataError, match=r"the list of files is not UTF-8.*list\.txt"):
+        ps.read_images(lists / "list.txt").take_all()
 
 
 def test_remote_files_are_fetched_concurrently() -> None:

@@ -27,7 +27,7 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
-from penstock.storage.protocol import bare_url, scheme
+from penstock.storage.protocol import bare_url, scheme, without_query
 
 LIST_SUFFIX = ".txt"  # of a file that lists images
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -166,13 +166,22 @@ def find_files(
 
 
 def _read_list(url: str, storage: Storage | None) -> list[str]:
-    """Return the files that a text file lists, one a line: paths relative to its folder, or URLs."""
-    lines = b"".join(open_storage(url, storage).stream(url)).decode().splitlines()
-    folder = bare_url(url).rpartition("/")[0]
-    names = [line.strip() for line in lines if line.strip()]
+    """Return the files that a text file lists, one a line: paths relative to its folder, or URLs.
+
+    Raises:
+        DataError: The file is not text.
+        StorageError: The file cannot be read, or lists nothing.
+    """
+    content = b"".join(open_storage(url, None if scheme(url) == "file" else storage).stream(url))
+    try:
+        names = [line.strip() for line in content.decode("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as exc:
+        raise DataError(f"the list of files is not UTF-8: {exc.reason}", redacted(url)) from exc
     if not names:
         raise StorageError("the list of files is empty", redacted(url))
-    return [name if "://" in name or name.startswith("/") else f"{folder or '.'}/{name}" for name in names]
+    folder = without_query(url).rpartition("/")[0] or "."
+    paths = [name if "://" in name or name.startswith("/") else f"{folder}/{name}" for name in names]
+    return [local_path(path) if scheme(path) == "file" else path for path in paths]
 
 
 def _list_remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) -> list[str]:
