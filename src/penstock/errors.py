@@ -19,8 +19,9 @@ import os
 import traceback
 import unicodedata
 from collections.abc import Callable
+from importlib import import_module
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -156,6 +157,18 @@ class MissingExtra(PenstockError, ImportError):
 
     def __str__(self) -> str:
         return f"a package for {self.feature} is not installed: pip install 'penstock[{self.extra}]'"
+
+
+def import_extra(module: str, feature: str, extra: str) -> Any:
+    """Import a module of an optional package, which ``feature`` needs and ``extra`` installs.
+
+    Raises:
+        MissingExtra: The package is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(feature, extra) from error
 
 
 def _is_users(path: str) -> bool:

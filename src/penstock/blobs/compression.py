@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from penstock.errors import DataError, MissingExtra, PlanError
+from penstock.errors import DataError, PlanError, import_extra
 
 COMPRESSION_SUFFIXES = {"gz": ".gz", "bz2": ".bz2", "xz": ".xz", "zst": ".zst"}
 _MAGICS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
@@ -110,10 +110,7 @@ def _xz(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _zstd(file: BinaryIO) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as exc:
-        raise MissingExtra("reading zstd", "zstd") from exc
+    zstandard = import_extra("zstandard", "reading zstd", "zstd")
     reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     try:
         yield from iter(partial(reader.read, _CHUNK), b"")
@@ -163,8 +160,5 @@ def compressor(file: BinaryIO, kind: str | None) -> Any:
         return lzma.LZMAFile(file, "wb")
     if kind != "zst":
         raise PlanError(f"unknown compression {kind!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
-    try:
-        import zstandard
-    except ImportError as exc:
-        raise MissingExtra("writing zstd", "zstd") from exc
+    zstandard = import_extra("zstandard", "writing zstd", "zstd")
     return zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file, closefd=False)

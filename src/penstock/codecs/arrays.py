@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.codecs.limits import Limits, OverLimit
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 from penstock.plan import kind_of
 
 Array = npt.NDArray[Any]
@@ -322,9 +321,5 @@ def _tenbin_array(header: memoryview, body: memoryview) -> Array:
     return np.ndarray(tuple(shape), dtype, body).copy()
 
 
-def _torch(feature: str) -> ModuleType:
-    try:
-        import torch
-    except ImportError as exc:
-        raise MissingExtra(feature, "torch") from exc
-    return torch
+def _torch(feature: str) -> Any:
+    return import_extra("torch", feature, "torch")

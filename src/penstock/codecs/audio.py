@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from io import BytesIO
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 
 AUDIO_EXTENSIONS = ("wav", "flac", "ogg", "oga", "opus", "mp3", "aiff", "aif")
 
@@ -179,10 +178,5 @@ def _forward_only_file() -> type[Any]:
     return ForwardOnlyFile
 
 
-def _soundfile() -> ModuleType:
-    try:
-        import soundfile
-    except ImportError as exc:
-        raise MissingExtra("audio", "audio") from exc
-    module: ModuleType = soundfile
-    return module
+def _soundfile() -> Any:
+    return import_extra("soundfile", "audio", "audio")

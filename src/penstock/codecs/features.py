@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, cast
 
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import PlanError, import_extra
 
 METADATA_KEY = b"huggingface"  # the key in the metadata of an Arrow schema under which features are described
 _MAX_DEPTH = 64  # levels of lists and structs
@@ -333,8 +333,4 @@ def _value_type(dtype: str) -> Any:
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as exc:
-        raise MissingExtra("tables", "tables") from exc
-    return pyarrow
+    return import_extra("pyarrow", "tables", "tables")

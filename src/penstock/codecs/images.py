@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits, OverLimit
-from penstock.errors import MissingExtra
+from penstock.errors import MissingExtra, import_extra
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
@@ -391,8 +391,4 @@ def _pillow() -> Any:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as exc:
-        raise MissingExtra("decoding to torch tensors", "torch") from exc
-    return torch
+    return import_extra("torch", "decoding to torch tensors", "torch")

@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from itertools import chain
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 
 _CBOR_REFERENCE = re.compile(rb"\xd8\x1d|[\xd9-\xdb]\0+\x1d")  # tag 29: a value that was read before
 _SHOWN_BYTES = 40  # enough of an invalid value to recognise it in a message
@@ -213,18 +212,9 @@ def _numpy_to_python(value: Any) -> Any:
     raise TypeError(f"this format cannot store a value of type {type(value).__name__}")
 
 
-def _msgpack() -> ModuleType:
-    try:
-        import msgpack
-    except ImportError as exc:
-        raise MissingExtra("MessagePack", "formats") from exc
-    module: ModuleType = msgpack
-    return module
+def _msgpack() -> Any:
+    return import_extra("msgpack", "MessagePack", "formats")
 
 
-def _cbor2() -> ModuleType:
-    try:
-        import cbor2
-    except ImportError as exc:
-        raise MissingExtra("CBOR", "formats") from exc
-    return cbor2
+def _cbor2() -> Any:
+    return import_extra("cbor2", "CBOR", "formats")

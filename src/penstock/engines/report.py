@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engines.meter import Meters
 from penstock.engines.stats import SegmentStats, Stats, number, short_name, snapshot
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -41,12 +41,9 @@ class Report:
         Raises:
             MissingExtra: The package rich is not installed.
         """
-        try:
-            from rich.console import Console
-        except ImportError:
-            raise MissingExtra("report=True", "report") from None
+        rich = import_extra("rich.console", "report=True", "report")
         self._meters = meters
-        self._console = console or Console(stderr=True)
+        self._console: Console = console or rich.Console(stderr=True)
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()

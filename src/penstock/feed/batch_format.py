@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from penstock.engines import closed_at_exit
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import PlanError, import_extra
 from penstock.plan import check_choice, check_count, check_flag
 
 FormatName = Literal["numpy", "torch", "jax"]
@@ -155,19 +155,11 @@ _MAKE = {"numpy": BatchFormat._numpy_array, "torch": BatchFormat._tensor, "jax":
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("format='torch'", "torch") from None
-    return torch
+    return import_extra("torch", "format='torch'", "torch")
 
 
 def _jax() -> Any:
-    try:
-        import jax
-    except ImportError:
-        raise MissingExtra("format='jax'", "jax") from None
-    return jax
+    return import_extra("jax", "format='jax'", "jax")
 
 
 _IMPORT: dict[str, Callable[[], Any]] = {"numpy": lambda: np, "torch": _torch, "jax": _jax}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs import Limits, decoder
-from penstock.errors import DataError, MissingExtra, PlanError, StorageError
+from penstock.errors import DataError, PlanError, StorageError, import_extra
 from penstock.formats.rows.tfrecord import message_fields, parse_example
 from penstock.formats.torch import DEFAULT_FIELDS, item_to_sample
 from penstock.order import I64
@@ -215,10 +215,7 @@ class _OpenEnvironment:
             MissingExtra: lmdb is not installed.
             StorageError: The environment cannot be opened.
         """
-        try:
-            import lmdb
-        except ImportError as exc:
-            raise MissingExtra("LMDB environments", "lmdb") from exc
+        lmdb = import_extra("lmdb", "LMDB environments", "lmdb")
         try:
             # Without a lock file, which a read-only folder does not have; no readahead, since records are read in any
             # order and the kernel would fetch pages that are not needed.

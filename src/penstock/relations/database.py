@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import MissingExtra, PlanError, StorageError
+from penstock.errors import PlanError, StorageError, import_extra
 from penstock.formats.tables.values import plain, plain_type
 from penstock.plan import Plan, size_in_bytes
 from penstock.plan.values import available_cores
@@ -38,12 +38,8 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
         StorageError: Data cannot be spilled to the folder for temporary files.
         PlanError: The data does not fit into the memory limit, and cannot be spilled.
     """
-    try:
-        import duckdb
-        import pyarrow.compute
-    except ImportError as exc:
-        raise MissingExtra(purpose, "tables") from exc
-    del pyarrow
+    import_extra("pyarrow.compute", purpose, "tables")
+    duckdb = import_extra("duckdb", purpose, "tables")
     cores = threads or int(plan.engine.get("cpus") or available_cores())
     with _spill_folder() as folder:
         settings = {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.engines import Program, start_run
-from penstock.errors import DataError, MissingExtra, PlanError
+from penstock.errors import DataError, PlanError, import_extra
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import is_number
 from penstock.order import I64, fold_into
@@ -271,11 +271,7 @@ class Join(FlatMap):
         Raises:
             MissingExtra: It is not.
         """
-        try:
-            import pyarrow
-        except ImportError as exc:
-            raise MissingExtra("join", "tables") from exc
-        del pyarrow
+        import_extra("pyarrow", "join", "tables")
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         return self._joined

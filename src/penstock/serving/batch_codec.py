@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import PlanError, import_extra
 from penstock.plan import is_tensor
 
 _VIEW = struct.Struct("<i4sii")  # length, first bytes, buffer, offset: how Arrow describes a long binary view
@@ -28,11 +28,7 @@ _TORCH_ONLY = {"bfloat16": "int16"}  # types that numpy does not have, and those
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtra("serving", "tables") from None
-    return pyarrow
+    return import_extra("pyarrow", "serving", "tables")
 
 
 def message_schema() -> Any:
@@ -172,11 +168,7 @@ def _describe_tensor(value: Any, buffers: list[Any]) -> list[Any]:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("tensors from a server", "torch") from None
-    return torch
+    return import_extra("torch", "tensors from a server", "torch")
 
 
 def _restore(node: Any, rows: list[Any]) -> Any:

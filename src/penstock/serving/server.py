@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.dataset import Dataset
 from penstock.engines import Pipeline, Stats, snapshot
-from penstock.errors import EngineError, MissingExtra, PenstockError, PlanError
+from penstock.errors import EngineError, PenstockError, PlanError, import_extra
 from penstock.plan import check_count, check_seconds, size_in_bytes
 from penstock.serving.access import (
     Address,
@@ -55,11 +55,7 @@ def flight() -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    try:
-        import pyarrow.flight
-    except ImportError:
-        raise MissingExtra("serving", "tables") from None
-    return pyarrow.flight
+    return import_extra("pyarrow.flight", "serving", "tables")
 
 
 class Server:

@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, import_extra
 from penstock.storage.protocol import (
     Info,
     Listed,
     NotFound,
     Upload,
     changed_error,
-    import_extra,
     past_end_error,
     per_process,
     range_size,

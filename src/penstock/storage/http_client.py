@@ -22,11 +22,10 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, import_extra
 from penstock.storage.protocol import (
     Info,
     changed_error,
-    import_extra,
     past_end_error,
     per_process,
     range_size,

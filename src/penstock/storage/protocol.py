@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.errors import MissingExtra, PlanError, StorageError
+from penstock.errors import PlanError, StorageError
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]+)://(?:([^/?#]*)@)?([^?#]*)(\?[^#]*)?(#.*)?$", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
@@ -378,18 +378,6 @@ def changed_error(url: str) -> StorageError:
 def past_end_error(url: str, size: int, stop: int) -> StorageError:
     """Return the error for a read beyond the end of an object."""
     return StorageError(f"the object has {size:,} bytes, but bytes up to {stop:,} were requested", redacted(url))
-
-
-def import_extra(module: str, feature: str, extra: str) -> Any:
-    """Import a module of an optional package, which ``feature`` needs and ``extra`` installs.
-
-    Raises:
-        MissingExtra: The package is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtra(feature, extra) from error
 
 
 _process_values: dict[Hashable, Any] = {}

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from penstock.errors import PlanError, StorageError
+from penstock.errors import PlanError, StorageError, import_extra
 from penstock.plan import check_flag
 from penstock.storage.http_client import (
     MAX_CONNECTIONS,
@@ -38,7 +38,6 @@ from penstock.storage.protocol import (
     NotFound,
     Upload,
     changed_error,
-    import_extra,
     per_process,
     redacted,
 )

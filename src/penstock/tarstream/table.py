@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.errors import DataError, MissingExtra
+from penstock.errors import DataError, import_extra
 from penstock.tarstream.raw import RawSample
 
 TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
@@ -186,12 +186,8 @@ class _ParquetTable:
     """Columns of strings, or of bytes where the first row group holds anything that is not text."""
 
     def __init__(self, columns: Sequence[TableColumn], write: WriteBytes, key: bool) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as exc:
-            raise MissingExtra("writing Parquet", "tables") from exc
-        self._arrow = pyarrow
+        import_extra("pyarrow.parquet", "writing Parquet", "tables")
+        self._arrow = import_extra("pyarrow", "writing Parquet", "tables")
         self._columns, self._write, self._with_key = columns, write, key
         self._rows: list[list[Any]] = []
         self._sink = _WriteOnlyFile(write)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset import Dataset, from_arrow, mix, read_csv, read_json, read_parquet, read_tfrecords
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 from penstock.formats.rows.tfrecord import encode_example, frame_records
 from penstock.plan import col
 from penstock.testing.number_source import numbers
@@ -57,10 +57,7 @@ def _row_plans(counts: Sequence[int]) -> dict[str, Callable[[], Dataset]]:
 
 
 def _table(shard: int, count: int, first: int) -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError as exc:
-        raise MissingExtra("the plans over tables", "tables") from exc
+    pa = import_extra("pyarrow", "the plans over tables", "tables")
     x = np.arange(first, first + count)
     lists = [np.arange(i % 4, dtype=np.int32) for i in x.tolist()]
     return pa.table(

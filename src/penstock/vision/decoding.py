@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.codecs.images import converted, load_image, open_image
 from penstock.codecs.limits import Limits
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 from penstock.vision.planes import PLANES_MAGIC, PlanesImage
 from penstock.vision.resampling import Decoded, Pixels
 from penstock.vision.segments import Box, JpegHeader, exif_orientation, find_tiles, jpeg_header
@@ -279,8 +279,4 @@ def simplejpeg() -> Any:
     Raises:
         MissingExtra: simplejpeg is not installed.
     """
-    try:
-        import simplejpeg as module
-    except ImportError as exc:
-        raise MissingExtra("vision", "vision") from exc
-    return module
+    return import_extra("simplejpeg", "vision", "vision")

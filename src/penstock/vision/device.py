@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs.limits import Limits
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import PlanError, import_extra
 from penstock.plan import is_tensor
 from penstock.vision.batches import CutMix, MixUp
 from penstock.vision.color import ColorJitter, Grayscale, Normalize, ToTensor
@@ -459,8 +459,4 @@ def _converted(images: TorchTensor, is_levels: bool, output: OutputFormat) -> To
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as exc:
-        raise MissingExtra("on_device", "torch") from exc
-    return torch
+    return import_extra("torch", "on_device", "torch")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import MissingExtra
+from penstock.errors import import_extra
 
 Pixels = npt.NDArray[Any]
 
@@ -30,10 +30,7 @@ def opencv() -> Any:
     Raises:
         MissingExtra: OpenCV is not installed.
     """
-    try:
-        import cv2
-    except ImportError as exc:
-        raise MissingExtra("vision", "vision") from exc
+    cv2 = import_extra("cv2", "vision", "vision")
     # Workers are threads already, and OpenCV's thread pool does not survive a fork.
     cv2.setNumThreads(0)
     return cv2

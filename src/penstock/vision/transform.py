@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits
-from penstock.errors import MissingExtra, PlanError
+from penstock.errors import PlanError, import_extra
 from penstock.plan import check_choice
 from penstock.vision.decoding import read_image
 from penstock.vision.resampling import Pixels, opencv
@@ -325,8 +325,4 @@ def check_size(name: str, value: Any) -> tuple[int, int]:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as exc:
-        raise MissingExtra("to='torch'", "torch") from exc
-    return torch
+    return import_extra("torch", "to='torch'", "torch")

@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import EngineError, MissingExtra
+from penstock.errors import EngineError, import_extra
 
 log = logging.getLogger("penstock")
 
@@ -57,11 +57,7 @@ def import_ray() -> Any:
     Raises:
         MissingExtra: Ray is not installed.
     """
-    try:
-        import ray
-    except ImportError as exc:
-        raise MissingExtra("the Ray engine", "ray") from exc
-    return ray
+    return import_extra("ray", "the Ray engine", "ray")
 
 
 def running_ray() -> Any:

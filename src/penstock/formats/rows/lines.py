@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs.features import Value, arrow_type
-from penstock.errors import DataError, MissingExtra, PlanError
+from penstock.errors import DataError, PlanError, import_extra
 from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.formats.rows.row_scan import (
@@ -453,13 +453,8 @@ def _replaced(kind: Any, is_text: Callable[[Any], bool]) -> Any:
 
 def _arrow(module: str) -> tuple[Any, Any]:
     """Return pyarrow and its module ``csv`` or ``json``."""
-    try:
-        import pyarrow
-        import pyarrow.csv
-        import pyarrow.json
-    except ImportError as exc:
-        raise MissingExtra(f"reading {module}", "tables") from exc
-    return pyarrow, getattr(pyarrow, module)
+    parser = import_extra(f"pyarrow.{module}", f"reading {module}", "tables")
+    return import_extra("pyarrow", f"reading {module}", "tables"), parser
 
 
 def csv_format(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvFormat:

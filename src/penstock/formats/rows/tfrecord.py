@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import DataError, MissingExtra
+from penstock.errors import DataError, import_extra
 from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
@@ -94,11 +94,8 @@ def masked_checksums(records: Sequence[bytes]) -> npt.NDArray[np.uint32]:
     Raises:
         MissingExtra: google-crc32c is not installed.
     """
-    try:
-        from google_crc32c import value
-    except ImportError as exc:
-        raise MissingExtra("TFRecord", "formats") from exc
-    crcs = np.fromiter(map(value, records), np.uint32, len(records))
+    crc32c = import_extra("google_crc32c", "TFRecord", "formats").value
+    crcs = np.fromiter(map(crc32c, records), np.uint32, len(records))
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.codecs import encode
 from penstock.codecs.feature_codecs import stored
 from penstock.codecs.features import Feature, arrow_type
-from penstock.errors import DataError, MissingExtra
+from penstock.errors import DataError, MissingExtra, import_extra
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.source import require_arrow
 from penstock.formats.tables.values import SHAPE
@@ -151,11 +151,7 @@ def polars_frame(table: pa.Table) -> Any:
     Raises:
         MissingExtra: polars is not installed.
     """
-    try:
-        import polars
-    except ImportError as exc:
-        raise MissingExtra("polars frames", "polars") from exc
-    return polars.from_arrow(table)
+    return import_extra("polars", "polars frames", "polars").from_arrow(table)
 
 
 def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:

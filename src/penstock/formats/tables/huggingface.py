@@ -26,7 +26,7 @@ from penstock.codecs.features import (
     features_from,
     metadata_of,
 )
-from penstock.errors import DataError, MissingExtra, PlanError, StorageError
+from penstock.errors import DataError, PlanError, StorageError, import_extra
 from penstock.formats.tables.columns import ABSENT, ArrowColumns
 from penstock.formats.tables.external_files import embed_files, has_external_files, has_media, read_external_file
 from penstock.formats.tables.values import values_of
@@ -412,9 +412,4 @@ def _write(target: Path, batches: Iterator[Any], schema: Any) -> None:
 
 
 def _datasets() -> Any:
-    try:
-        import datasets
-        import datasets.table
-    except ImportError as exc:
-        raise MissingExtra("Hugging Face datasets", "huggingface") from exc
-    return datasets
+    return import_extra("datasets", "Hugging Face datasets", "huggingface")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import DataError, EngineError, MissingExtra, StorageError
+from penstock.errors import DataError, EngineError, StorageError, import_extra
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import SHAPE, is_list, is_number, plain, shape_of, values_of
 from penstock.order import I64
@@ -36,15 +36,11 @@ def require_ray(purpose: str) -> Any:
     Raises:
         MissingExtra: ray is not installed.
     """
-    try:
-        import ray
-        import ray.data
-    except ImportError as exc:
-        raise MissingExtra(purpose, "ray") from exc
+    data = import_extra("ray.data", purpose, "ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        ray.data.DataContext.get_current()  # created on first use, with warnings about Ray's own defaults
-    return ray
+        data.DataContext.get_current()  # created on first use, with warnings about Ray's own defaults
+    return import_extra("ray", purpose, "ray")
 
 
 def is_ray_dataset(candidate: Any) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from penstock.codecs.features import features_of
-from penstock.errors import DataError, MissingExtra, PlanError, StorageError
+from penstock.errors import DataError, PlanError, StorageError, import_extra
 from penstock.formats.files import find_files
 from penstock.formats.manifest import check_sets, current_files
 from penstock.formats.tables.arrow_file import open_arrow
@@ -45,11 +45,7 @@ def require_arrow(purpose: str) -> None:
     Raises:
         MissingExtra: pyarrow is not installed.
     """
-    try:
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise MissingExtra(purpose, "tables") from exc
-    del pyarrow
+    import_extra("pyarrow.parquet", purpose, "tables")
 
 
 @dataclass(frozen=True, slots=True)
