@@ -11,8 +11,19 @@ from penstock.codecs.feature_codecs import decode_file, feature_decoder, to_tar_
 from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, decoder_by_spec, encode
-from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import BatchRows, Block, Context, Fields, Map, Place, check_callable, check_flag, takes_parameter
+from penstock.errors import MissingExtra, PlanError
+from penstock.plan import (
+    BatchRows,
+    Block,
+    Context,
+    Fields,
+    Map,
+    Place,
+    check_callable,
+    check_flag,
+    sample_error,
+    takes_parameter,
+)
 
 FieldSpec = str | Feature | Callable[..., Any] | None
 
@@ -132,9 +143,7 @@ class Decode(Map):
         return call, takes_rng, getattr(call, "allocates", False)
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        error = DataError(f"decode: {exc}", place.shard, place.key)
-        error.__cause__ = exc.__cause__ or exc
-        return error
+        return sample_error(f"decode: {exc}", place, exc.__cause__ or exc)
 
 
 def _decode_field(name: str, value: Any, field_decoder: _FieldDecoder, rng: Any, rows: BatchRows | None) -> Any:
@@ -197,6 +206,4 @@ class Encode(Map):
         return encode_sample
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        error = DataError(f"encode: {exc}", place.shard, place.key)
-        error.__cause__ = exc
-        return error
+        return sample_error(f"encode: {exc}", place, exc)

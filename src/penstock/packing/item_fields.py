@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs.registry import encode
-from penstock.errors import DataError
 from penstock.formats.torch import item_to_sample
 from penstock.packing.file_list import EXTENSION_ALIASES
-from penstock.plan import ByObject, Context, Map, Place, is_tensor
+from penstock.plan import ByObject, Context, Map, Place, is_tensor, sample_error
 
 _IMAGE_NAMES = ("image", "img", "jpg", "png", "picture", "x")
 _LABEL_NAMES = ("label", "cls", "class", "target", "labels", "y")
@@ -35,9 +34,7 @@ class _ItemStage(Map):
     """A stage whose errors name the item that failed."""
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        error = DataError(f"item {place.key}: {exc}", None, place.key)
-        error.__cause__ = exc
-        return error
+        return sample_error(f"item {place.key}: {exc}", Place(None, place.key), exc)
 
 
 @dataclass(frozen=True)

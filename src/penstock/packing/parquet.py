@@ -11,12 +11,12 @@ from penstock.codecs.features import Audio, ClassLabel, Feature, Image, Value, a
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import codec_of, decoder
 from penstock.engines import Program
-from penstock.errors import DataError, PlanError
+from penstock.errors import PlanError
 from penstock.formats.tables.parquet_writer import PARQUET_COMPRESSIONS
 from penstock.formats.tables.source import require_arrow
 from penstock.landing import PackSpec, ParquetSink, TableOptions, exact_program
 from penstock.packing.inputs import PackInput
-from penstock.plan import Context, Map, Place
+from penstock.plan import Context, Map, Place, sample_error
 
 _PARQUET_NAMES = {None: "zstd", "zst": "zstd", "gz": "gzip"}  # of the compressions of tar shards
 
@@ -112,6 +112,4 @@ class DecodeTextAndLabels(Map):
         return decode_sample
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        error = DataError(str(exc), place.shard, place.key)
-        error.__cause__ = exc.__cause__ or exc
-        return error
+        return sample_error(str(exc), place, exc.__cause__ or exc)

@@ -172,7 +172,7 @@ class EachStage(Stage):
         return call
 
 
-def sample_error(problem: str, place: Place, exc: Exception) -> DataError:
+def sample_error(problem: str, place: Place, exc: BaseException) -> DataError:
     """Return a DataError for the sample at ``place``, caused by ``exc``."""
     error = DataError(problem, place.shard, place.key)
     error.__cause__ = exc

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.codecs.images import encode_image, load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import is_image
-from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import Context, Map, Place, check_choice, check_count
+from penstock.errors import MissingExtra, PlanError
+from penstock.plan import Context, Map, Place, check_choice, check_count, sample_error
 from penstock.vision.decoding import EncodedImage, open_encoded, upright
 from penstock.vision.planes import PLANES_MAGIC, encode_planes
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
@@ -159,7 +159,4 @@ class StoreImages(Map):
             raise ValueError(f"field {name!r}: {exc}") from exc
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """Return a ``DataError`` with the shard and key."""
-        error = DataError(f"store: {exc}", place.shard, place.key)
-        error.__cause__ = exc.__cause__ or exc
-        return error
+        return sample_error(f"store: {exc}", place, exc.__cause__ or exc)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DataError, PlanError
-from penstock.plan import Context, Map, Place
+from penstock.errors import PlanError
+from penstock.plan import Context, Map, Place, sample_error
 from penstock.vision.decoding import simplejpeg
 from penstock.vision.segments import JpegHeader, find_tiles, jpeg_header, with_lengths
 
@@ -128,7 +128,4 @@ class TileImages(Map):
         }
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """Return a ``DataError`` with the shard and key."""
-        error = DataError(f"tiles: {exc}", place.shard, place.key)
-        error.__cause__ = exc
-        return error
+        return sample_error(f"tiles: {exc}", place, exc)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.errors import DataError, PlanError
+from penstock.errors import PlanError
 from penstock.formats.rows import tfrecord
-from penstock.plan import Context, Map, Place, is_tensor
+from penstock.plan import Context, Map, Place, is_tensor, sample_error
 
 
 class RowStage(Map):
@@ -36,9 +36,7 @@ class RowStage(Map):
         return rows
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        error = DataError(f"{self.name}: {exc}", place.shard, place.key)
-        error.__cause__ = exc
-        return error
+        return sample_error(f"{self.name}: {exc}", place, exc)
 
 
 def _fields(sample: Any) -> dict[str, Any]:
