@@ -239,11 +239,8 @@ class Run:
 
     def _check_limit(self) -> None:
         limit = self._program.plan.errors.limit
-        if limit is None:
-            return
-        is_share = 0 < limit < 1
         known = self._order is not None and self._order.size >= 0
-        if is_share and not known and not self._ended:
+        if limit is not None and 0 < limit < 1 and not known and not self._ended:
             return  # a share of an unknown number: checked at the end of the run
         whole = total(self.start.left) if known else self._delivered_before + len(self.skipped)
         check_limit(self.skipped, limit, whole)
@@ -293,13 +290,13 @@ class Run:
         return snapshot(self.meters)
 
 
-def check_limit(skipped: Sequence[Skipped], limit: float, whole: int) -> None:
+def check_limit(skipped: Sequence[Skipped], limit: float | None, whole: int) -> None:
     """Check that no more samples failed than a limit allows, which is a number or a share of ``whole`` samples.
 
     Raises:
         DataError: More samples failed.
     """
-    if len(skipped) > (limit * whole if 0 < limit < 1 else limit):
+    if limit is not None and len(skipped) > (limit * whole if 0 < limit < 1 else limit):
         last = skipped[-1]
         count = f"{len(skipped)} samples failed, more than on_error's limit of {limit}"
         raise DataError(f"{count}; the last: {last.problem}", last.place.shard, last.place.key)

@@ -7,7 +7,6 @@ tasks: a class that is given to ``map_batches`` is constructed once per process.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +18,15 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Program, Segment, Start
+from penstock.engines import Meters, Program, Segment, Start, check_limit, log_skipped
 from penstock.engines.devices import available_devices
 from penstock.engines.flow import BlockSizer, SizeLimit, flow
 from penstock.engines.program import run_segment
 from penstock.engines.ray.placement import Need, grant_workers
-from penstock.errors import DataError, PlanError
+from penstock.errors import PlanError
 from penstock.formats.tables.ray import RayBlockBuilder, require_ray
 from penstock.order import Order, Piece, ShardOrder, UncountedOrder, head, tail, total
 from penstock.plan import Block, Context, EngineOptions, Plan, Skipped, check_count, estimate_nbytes
-
-log = logging.getLogger("penstock")
 
 MIN_TASK_SAMPLES = 256  # a block costs Ray about 20 ms
 _TASKS_PER_CORE = 4  # so that the last tasks end at about the same time
@@ -259,11 +256,10 @@ class OpenPlan:
                 delivered += len(block)
                 skipped += block.lineage.skips
                 self._quarantine_skips(block)
-                _check_skip_limit(program.plan, skipped, delivered)
+                check_limit(skipped, program.plan.errors.limit, delivered + len(skipped))
         finally:
             program.suspend()
-        if skipped:
-            log.warning("skipped %d samples that failed", len(skipped))
+        log_skipped(skipped)
 
     def _run_segment(self, limit: SizeLimit, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         if id(segment) not in self.contexts:
@@ -291,18 +287,3 @@ class OpenPlan:
             for segment in level.segments:
                 for placed, ctx in zip(segment.stages, self.contexts.get(id(segment), ()), strict=False):
                     placed.stage.finish(ctx)
-
-
-def _check_skip_limit(plan: Plan, skipped: list[Skipped], delivered: int) -> None:
-    """Check how many samples of this task failed.
-
-    Raises:
-        DataError: More samples failed than the limit of ``on_error``.
-    """
-    limit = plan.errors.limit
-    if limit is None or not skipped:
-        return
-    if len(skipped) > (limit * (delivered + len(skipped)) if 0 < limit < 1 else limit):
-        last = skipped[-1]
-        count = f"{len(skipped)} samples failed, more than on_error's limit of {limit}"
-        raise DataError(f"{count}; the last: {last.problem}", last.place.shard, last.place.key)

@@ -326,9 +326,8 @@ class RemoteRun:
         for place, stage, problem in message.header.get("skips", ()):
             facts: Any = (tuple(fact) if isinstance(fact, list) else fact for fact in place)
             self._skipped.append(Skipped(0, Place(*facts), stage, problem))
-        limit = self._servers.facts.get("limit")
-        if limit is not None and "skips" in message.header:
-            check_limit(self._skipped, limit, total(self.start.left))
+        if "skips" in message.header:
+            check_limit(self._skipped, self._servers.facts.get("limit"), total(self.start.left))
         if self._on_delivered is not None:
             for rows, items in zip(message.tables, message.header.get("items", ()), strict=True):
                 self._on_delivered(rows, items)
