@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.blobs.compression import ArchiveLimits
-from penstock.blobs.content import Content, MappedFile, open_content, room_for, temporary_copy
+from penstock.blobs.content import Content, MappedFile, memory_file, open_content, room_for, temporary_copy
 from penstock.errors import StorageError
 
 DATA = bytes(range(256)) * 4000
@@ -158,3 +158,16 @@ def test_a_size_that_does_not_fit_is_refused_at_once() -> None:
     assert room_for(1000, "x") == 1000
     with pytest.raises(StorageError, match="do not fit"):
         room_for(10**18, "x")
+
+
+def test_a_memory_file_has_no_name_that_could_be_left_behind() -> None:
+    fd = memory_file(5000)
+    try:
+        status = os.fstat(fd)
+        assert status.st_size == 5000
+        assert status.st_nlink == 0
+        device = os.stat("/dev/shm").st_dev
+        with os.scandir("/dev/shm") as entries:  # which other processes use too
+            assert (status.st_dev, status.st_ino) not in {(device, entry.inode()) for entry in entries}
+    finally:
+        os.close(fd)

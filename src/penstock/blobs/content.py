@@ -157,6 +157,17 @@ def room_for(size: int | None, url: str) -> int:
     return limit
 
 
+def memory_file(size: int = 0) -> int:
+    """Return the descriptor of a new file without a name, in memory if the system supports it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.truncate(fd, size)
+    return fd
+
+
 @contextmanager
 def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Iterator[str]:
     """Write fetched bytes to an unlinked temporary file, and provide a path that only this process can open.

@@ -200,3 +200,8 @@ class ChunkReader:
             self._rest = memoryview(next(self._chunks, b""))
         found, self._rest = self._rest[:size], self._rest[size:]
         return bytes(found)
+
+    def close(self) -> None:
+        """End the transfer."""
+        if (close := getattr(self._chunks, "close", None)) is not None:
+            close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import context, reduction
 from typing import Any
 
+from penstock.blobs.content import memory_file
 from penstock.feed.torch_workers import TorchWorker
 
 _MAX_BYTES = 1 << 16  # more than the count ever needs
@@ -47,7 +47,7 @@ class Epochs:
     def share(self) -> None:
         """Let processes that are started from now on use this count."""
         if self._file is None:
-            self._attach(_unnamed_file())
+            self._attach(memory_file())
             self._write(self._upcoming, [])
 
     def share_on_fork(self) -> None:
@@ -129,15 +129,6 @@ class Epochs:
         text = json.dumps([upcoming, passes]).encode()
         os.pwrite(self._file, text, 0)
         os.ftruncate(self._file, len(text))
-
-
-def _unnamed_file() -> int:
-    """Open a file, in memory where possible, that disappears with its last user."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock-epochs")
-    file, path = tempfile.mkstemp(prefix="penstock-")
-    os.unlink(path)
-    return file
 
 
 _shared_on_fork: weakref.WeakSet[Epochs] = weakref.WeakSet()

@@ -7,7 +7,6 @@ as ``read_tar``.
 from __future__ import annotations
 
 import fcntl
-import io
 import mmap
 import os
 import stat
@@ -19,6 +18,7 @@ from typing import BinaryIO, cast
 
 from penstock.blobs.content import MappedFile
 from penstock.blobs.file_range import FileRange
+from penstock.blobs.remote_bytes import ChunkReader
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar.archive import BLOCK, ZEROS, EncodedSamples, compression_of, member_header, padded
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
@@ -219,7 +219,7 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
         _enlarge_pipe(sys.stdin.buffer)
         return RawReader.of_stream(url, cast(BinaryIO, sys.stdin.buffer))
     if scheme(url) != "file":
-        return RawReader.of_stream(redacted(url), cast(BinaryIO, _ChunkStream(open_storage(url, storage).stream(url))))
+        return RawReader.of_stream(redacted(url), cast(BinaryIO, ChunkReader(open_storage(url, storage).stream(url))))
     path = local_path(url)
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - the reader closes it
@@ -237,27 +237,6 @@ def _enlarge_pipe(file: BinaryIO) -> None:
     """Enlarge the buffer of a pipe, so that both ends wait less."""
     with suppress(OSError, AttributeError):  # not a pipe, not permitted, or not Linux
         fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-class _ChunkStream(io.RawIOBase):
-    """A readable file over an iterator of chunks."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def read(self, size: int = -1) -> bytes:
-        """Return up to ``size`` bytes, without waiting for more than one chunk; none at the end."""
-        if not self._rest:
-            self._rest = memoryview(next(self._chunks, b""))
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(found)
-
-    def close(self) -> None:
-        """End the transfer."""
-        if (close := getattr(self._chunks, "close", None)) is not None:
-            close()
-        super().close()
 
 
 class RawReader:

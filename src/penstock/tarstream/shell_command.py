@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
+from penstock.blobs.content import memory_file
 from penstock.errors import DataError, EngineError, StorageError
 from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.formats.tar.walker import MAX_MEMBER
@@ -237,7 +238,7 @@ class CommandRunner:
     def _run_in(self, folder: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
         """Run the command in a folder; return its exit code (None after a timeout) and the end of what it printed."""
         variables = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
-        log = _log_file()
+        log = memory_file()
         try:
             process = subprocess.Popen(
                 self._command.argv,
@@ -324,15 +325,6 @@ def _read_fields(folder: str, names: list[str], key: str) -> tuple[str, dict[str
         elif not (field.startswith("__") and field.endswith("__")):
             fields[field] = data
     return key, fields
-
-
-def _log_file() -> int:
-    """Open a file without a name, in memory where the system can do that."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock-proc")
-    fd, path = tempfile.mkstemp(prefix="penstock-")
-    os.unlink(path)
-    return fd
 
 
 def _exits_within(pid: int, timeout_s: float) -> bool:

@@ -14,11 +14,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from penstock.blobs.content import memory_file
 from penstock.dataset import Dataset, from_items
 from penstock.engines import Program
 from penstock.engines.local.fork_server import ForkServer
 from penstock.engines.local.heartbeat import HEARTBEAT_BYTES
-from penstock.engines.local.transport import Connection, dumps, memory_file
+from penstock.engines.local.transport import Connection, dumps
 from penstock.errors import EngineError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test

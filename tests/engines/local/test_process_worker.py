@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.blobs.content import memory_file
 from penstock.dataset import Dataset, from_items
 from penstock.engines import Program, Segment
 from penstock.engines.flow import BlockSizer, walk
@@ -16,7 +17,7 @@ from penstock.engines.local import process_worker
 from penstock.engines.local.block_codec import decode_block, decode_error, encode_block
 from penstock.engines.local.heartbeat import HEARTBEAT_BYTES
 from penstock.engines.local.process_worker import without_unsendable
-from penstock.engines.local.transport import Connection, memory_file
+from penstock.engines.local.transport import Connection
 from penstock.errors import StageError
 from penstock.plan import Block, Context
 

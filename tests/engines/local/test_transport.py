@@ -19,7 +19,6 @@ from penstock.engines.local.transport import (
     CannotSend,
     Connection,
     dumps,
-    memory_file,
     pack_object,
     unpack_object,
 )
@@ -272,16 +271,3 @@ def test_functions_are_pickled_by_value() -> None:
 
     factor = 3
     assert pickle.loads(dumps(lambda x: x * factor))(4) == 12
-
-
-def test_a_memory_file_has_no_name_that_could_be_left_behind() -> None:
-    fd = memory_file(5000)
-    try:
-        status = os.fstat(fd)
-        assert status.st_size == 5000
-        assert status.st_nlink == 0
-        device = os.stat("/dev/shm").st_dev
-        with os.scandir("/dev/shm") as entries:  # which other processes use too
-            assert (status.st_dev, status.st_ino) not in {(device, entry.inode()) for entry in entries}
-    finally:
-        os.close(fd)

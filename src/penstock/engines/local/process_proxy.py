@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
+from penstock.blobs.content import memory_file
 from penstock.engines.local.block_codec import answer_origin_query, decode_error, raise_startup_error
 from penstock.engines.local.fork_server import ForkServer
 from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from penstock.engines.local.pool import ABORT_TIMEOUT_S
-from penstock.engines.local.transport import CannotSend, Connection, dumps, memory_file
+from penstock.engines.local.transport import CannotSend, Connection, dumps
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerStuck
 from penstock.engines.program import Segment
 from penstock.errors import EngineError

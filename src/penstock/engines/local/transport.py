@@ -14,7 +14,6 @@ import pickle
 import socket
 import struct
 import sys
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +22,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from penstock.blobs.content import memory_file
 
 MAX_INLINE_BYTES = 16_384  # a message up to this size is sent through the socket itself
 MIN_BUFFER_BYTES = 2_048  # a smaller buffer is cheaper inside the pickle, and does not delay the reuse of a region
@@ -71,17 +72,6 @@ def dumps(obj: Any) -> bytes:
     parts: list[Any] = []
     _Pickler(SimpleNamespace(write=parts.append), 5).dump(obj)
     return b"".join(parts)
-
-
-def memory_file(size: int) -> int:
-    """Return the descriptor of a new file without a name, in memory if the system supports it."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.truncate(fd, size)
-    return fd
 
 
 class CannotSend(Exception):
