@@ -76,7 +76,11 @@ class HTTP:
         return HttpObject(url, partial(self._get, url), self.retry)
 
     def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Sent = b"") -> int:
-        """Send a request that changes something, with retries, and return its status."""
+        """Send a request that changes something, with retries; return its status, which may be one of ``_MEANINGFUL``.
+
+        Raises:
+            StorageError: The server refuses the request.
+        """
         response = self.answer(method, url, headers or {}, body)
         response.close()
         return response.status

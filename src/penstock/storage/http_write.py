@@ -6,36 +6,19 @@ import os
 import secrets
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
-from typing import IO, Protocol
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
-from penstock.storage.http_client import HttpResponse
 from penstock.storage.protocol import Forbidden, Info, Listed, Upload, exists, per_process, redacted
+
+if TYPE_CHECKING:
+    from penstock.storage.http import HTTP
 
 _MAX_LISTING_BYTES = 1 << 28  # of one folder: a million names
 _NOT_ALLOWED = (405, 501)  # the server does not have this method
 _PROPERTIES = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/><getcontentlength/></prop></propfind>'
-
-
-class Sender(Protocol):
-    """What writing needs of a storage."""
-
-    def send(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes | IO[bytes] = b""
-    ) -> int:
-        """Send a request and return its status: a successful one, 404, 409, or one of a missing method.
-
-        Raises:
-            StorageError: The server refuses the request.
-        """
-
-    def answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
-        """Send a request and return its response, with a status as in ``send``."""
-
-    def info(self, url: str) -> Info:
-        """Return the size and tag of an object."""
 
 
 class HttpUpload(Upload):
@@ -44,9 +27,9 @@ class HttpUpload(Upload):
     On a WebDAV server the object is sent under a temporary name and renamed, so that it appears whole.
     """
 
-    def __init__(self, sender: Sender, url: str) -> None:
+    def __init__(self, storage: HTTP, url: str) -> None:
         super().__init__(url)
-        self._sender, self._target = sender, url
+        self._storage, self._target = storage, url
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the upload ends
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
@@ -59,19 +42,19 @@ class HttpUpload(Upload):
 
     def _commit(self) -> Info:
         self._file.flush()
-        if is_webdav(self._sender, self._target):
+        if is_webdav(self._storage, self._target):
             draft = _beside(self._target, f".{secrets.token_hex(8)}.draft")
             try:
                 self._put(draft)
                 while not self._move(draft):
                     self._put(draft)
             except BaseException:
-                self._sender.send("DELETE", draft)
+                self._storage.send("DELETE", draft)
                 raise
         else:
             self._put(self._target)
         self._file.close()
-        info = self._sender.info(self._target)
+        info = self._storage.info(self._target)
         if info.size not in (None, self.written):
             raise StorageError(f"the server stored {info.size:,} of {self.written:,} bytes", self.url)
         return info
@@ -79,21 +62,21 @@ class HttpUpload(Upload):
     def _move(self, draft: str) -> bool:
         """Rename the draft to the target; return whether the target is there."""
         try:
-            status = self._sender.send("MOVE", draft, _destination(self._target))
+            status = self._storage.send("MOVE", draft, _destination(self._target))
         except Forbidden:  # some servers answer this for an object that does not exist
             status = 403
-        if status >= 300 and exists(self._sender, draft):
+        if status >= 300 and exists(self._storage, draft):
             raise StorageError(f"the server does not rename objects ({status})", self.url)
         # A draft that is gone was moved by an earlier try, whose answer was lost; the later try may have removed the
         # target to make room for nothing.
-        return status < 300 or exists(self._sender, self._target)
+        return status < 300 or exists(self._storage, self._target)
 
     def _put(self, url: str) -> None:
         headers = {"Content-Length": str(self.written), "Content-Type": "application/octet-stream"}
-        status = self._sender.send("PUT", url, headers, self._file)
+        status = self._storage.send("PUT", url, headers, self._file)
         if status in (404, 409):  # WebDAV does not create folders by itself
-            make_folders(self._sender, url)
-            status = self._sender.send("PUT", url, headers, self._file)
+            make_folders(self._storage, url)
+            status = self._storage.send("PUT", url, headers, self._file)
         if status >= 300:
             raise StorageError(f"the server does not accept uploads ({status})", self.url)
 
@@ -101,16 +84,16 @@ class HttpUpload(Upload):
         self._file.close()
 
 
-def is_webdav(sender: Sender, url: str) -> bool:
+def is_webdav(storage: HTTP, url: str) -> bool:
     """Return whether the server of a URL has WebDAV's methods."""
     host = urlsplit(url)[:2]
 
     def ask() -> bool:
-        response = sender.answer("OPTIONS", url, {}, b"")
+        response = storage.answer("OPTIONS", url, {}, b"")
         response.close()
         return "dav" in response.headers
 
-    return per_process(("webdav", sender, host), ask)
+    return per_process(("webdav", storage, host), ask)
 
 
 def _beside(url: str, name: str) -> str:
@@ -124,32 +107,32 @@ def _destination(url: str) -> dict[str, str]:
     return {"Destination": urlunsplit((parts.scheme, host, quote(parts.path, "/%~"), "", "")), "Overwrite": "T"}
 
 
-def make_folders(sender: Sender, url: str) -> None:
+def make_folders(storage: HTTP, url: str) -> None:
     """Create the folders above an object, from the innermost that exists."""
     parts = urlsplit(url)
     folder = parts.path.rpartition("/")[0]
     missing: list[str] = []
     while folder:
-        status = sender.send("MKCOL", urlunsplit(parts._replace(path=folder + "/")))
+        status = storage.send("MKCOL", urlunsplit(parts._replace(path=folder + "/")))
         if status not in (404, 409):
             break
         missing.append(folder)
         folder = folder.rpartition("/")[0]
     for path in reversed(missing):
-        sender.send("MKCOL", urlunsplit(parts._replace(path=path + "/")))
+        storage.send("MKCOL", urlunsplit(parts._replace(path=path + "/")))
 
 
-def delete_object(sender: Sender, url: str) -> None:
+def delete_object(storage: HTTP, url: str) -> None:
     """Delete an object.
 
     Raises:
         StorageError: The server does not delete objects.
     """
-    if (status := sender.send("DELETE", url)) in _NOT_ALLOWED:
+    if (status := storage.send("DELETE", url)) in _NOT_ALLOWED:
         raise StorageError(f"the server does not delete objects ({status})", redacted(url))
 
 
-def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
+def list_objects(storage: HTTP, prefix: str) -> Iterator[Listed]:
     """List the objects below a folder, recursively and sorted by URL.
 
     Raises:
@@ -165,7 +148,7 @@ def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
     folders = [top]
     while folders:
         folder = folders.pop()
-        for path, size, is_folder in _members(sender, url_of(folder)):
+        for path, size, is_folder in _members(storage, url_of(folder)):
             if not path.startswith(folder) or path == folder:  # the folder itself, or a name outside of it
                 continue
             if is_folder:
@@ -175,9 +158,9 @@ def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
     return iter(sorted(found, key=lambda listed: listed.url))
 
 
-def _members(sender: Sender, url: str) -> Iterator[tuple[str, int | None, bool]]:
+def _members(storage: HTTP, url: str) -> Iterator[tuple[str, int | None, bool]]:
     """Yield the path, the size, and whether it is a folder, of the members of a folder and the folder itself."""
-    response = sender.answer("PROPFIND", url, {"Depth": "1", "Content-Type": "application/xml"}, _PROPERTIES)
+    response = storage.answer("PROPFIND", url, {"Depth": "1", "Content-Type": "application/xml"}, _PROPERTIES)
     try:
         if response.status == 404:
             return

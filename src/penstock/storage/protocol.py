@@ -281,15 +281,7 @@ def scheme(url: str) -> str:
     return match[1].lower() if match else "file"
 
 
-class HasInfo(Protocol):
-    """What ``exists`` needs of a storage."""
-
-    def info(self, url: str) -> Info:
-        """Return the size and tag of an object."""
-        ...
-
-
-def exists(storage: HasInfo, url: str) -> bool:
+def exists(storage: Storage, url: str) -> bool:
     """Return whether an object exists.
 
     Raises:

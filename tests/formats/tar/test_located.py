@@ -14,11 +14,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.tar import LocatedTar, TarReader, TarWriter
 from penstock.formats.tar.located import OpenShard
 from penstock.formats.tar.scan import open_shard
-
-
-class Everything:
-    def wants(self, name: str) -> bool:
-        return True
+from penstock.plan import EVERYTHING
 
 
 def write(path: Path, widths: list[int], size: int = 3) -> str:
@@ -32,7 +28,7 @@ def write(path: Path, widths: list[int], size: int = 3) -> str:
 
 
 def locate(path: str, count: int) -> LocatedTar:
-    return TarReader([path], ["a"], [path]).locate(np.zeros(count, np.int64), np.arange(count), Everything())
+    return TarReader([path], ["a"], [path]).locate(np.zeros(count, np.int64), np.arange(count), EVERYTHING)
 
 
 @pytest.mark.parametrize("width", range(1, 7))

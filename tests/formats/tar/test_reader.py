@@ -22,21 +22,12 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import ShardEntry, write_manifest
 from penstock.formats.tar import ArchiveLimits, LocatedTar, TarReader, TarWriter, scan
 from penstock.formats.tar.index import INDEX_SUFFIX
+from penstock.plan import EVERYTHING, Fields
 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-
-class Only:
-    """Wants some fields; all by default."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def wants(self, name: str) -> bool:
-        return not self._names or name in self._names
 
 
 def rows(shard: int, count: int) -> list[dict[str, Any]]:
@@ -70,7 +61,7 @@ def reader_of(*paths: Path, **more: Any) -> TarReader:
 def read_all(path: Path) -> list[dict[str, Any]]:
     reader = TarReader([str(path)], [path.name], [str(path)])
     count = reader.count(0)
-    found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), Only()).read()
+    found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), EVERYTHING).read()
     assert not errors
     return [{name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample]
 
@@ -83,7 +74,7 @@ def test_samples_are_read_in_the_requested_order_across_shards(tmp_path: Path) -
     assert counts is not None
     assert counts.tolist() == [50] * 5
     places = np.random.default_rng(0).permutation(250)
-    found, errors = reader.locate(places // 50, places % 50, Only()).read()
+    found, errors = reader.locate(places // 50, places % 50, EVERYTHING).read()
     assert not errors
     everything = [
         {"__key__": row["__key__"], "__url__": f"url:{n}.tar", **row} for n in range(5) for row in rows(n, 50)
@@ -94,7 +85,7 @@ def test_samples_are_read_in_the_requested_order_across_shards(tmp_path: Path) -
 
 def test_some_of_the_located_samples_can_be_taken(tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 40)), write(tmp_path / "b.tar", rows(1, 40)))
-    located = reader.locate(np.repeat([1, 0], 40), np.tile(np.arange(40), 2), Only())
+    located = reader.locate(np.repeat([1, 0], 40), np.tile(np.arange(40), 2), EVERYTHING)
     whole, _ = located.read()
     assert located.take(slice(30, 50)).read()[0] == whole[30:50]
     assert located.take(np.array([70, 3, 41])).read()[0] == [whole[70], whole[3], whole[41]]
@@ -107,7 +98,7 @@ def test_some_of_the_located_samples_can_be_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wanted", [("cls",), ("__key__",), ("__url__",), ("jpg", "__key__"), ("none",)])
 def test_only_wanted_fields_are_read(wanted: tuple[str, ...], tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "b.tar", rows(1, 10)))
-    located = reader.locate(np.zeros(10, np.int64), np.arange(10), Only(*wanted))
+    located = reader.locate(np.zeros(10, np.int64), np.arange(10), Fields(frozenset(wanted), meta=False))
     found, errors = located.read()
     assert not errors
     full = [{**row, "__url__": "url:b.tar"} for row in rows(1, 10)]
@@ -127,7 +118,7 @@ def test_bad_samples_are_reported_by_position_in_any_order(tmp_path: Path) -> No
             info.size = 1
             archive.addfile(info, io.BytesIO(name[:1].encode()))
     reader = reader_of(path)
-    located = reader.locate(np.zeros(5, np.int64), np.array([4, 3, 0, 2, 1]), Only())
+    located = reader.locate(np.zeros(5, np.int64), np.array([4, 3, 0, 2, 1]), EVERYTHING)
     found, errors = located.read()
     assert [row and row["jpg"] for row in found] == [b"e", None, b"a", None, b"b"]
     assert {n: (error.key, error.shard) for n, error in errors.items()} == {
@@ -142,9 +133,9 @@ def test_bad_samples_are_reported_by_position_in_any_order(tmp_path: Path) -> No
 def test_asking_beyond_a_shard_is_an_index_error(tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 3)))
     with pytest.raises(IndexError, match="sample 3 of 3"):
-        reader.locate(np.array([0]), np.array([3]), Only())
+        reader.locate(np.array([0]), np.array([3]), EVERYTHING)
     with pytest.raises(IndexError):
-        reader.locate(np.array([0]), np.array([-1]), Only())
+        reader.locate(np.array([0]), np.array([-1]), EVERYTHING)
     with pytest.raises(IndexError):
         reader.key(0, 3)
 
@@ -152,7 +143,7 @@ def test_asking_beyond_a_shard_is_an_index_error(tmp_path: Path) -> None:
 def test_more_shards_can_be_read_than_stay_open(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.tar", rows(n % 256, 2)) for n in range(80)]
     reader = reader_of(*paths)
-    all_located: list[LocatedTar] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
+    all_located: list[LocatedTar] = [reader.locate(np.array([n]), np.array([1]), EVERYTHING) for n in range(80)]
     assert len(reader._open) == 32
     assert [located.read()[0][0]["__key__"] for located in all_located] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
 
@@ -163,14 +154,14 @@ def test_counts_of_a_manifest_are_used_without_opening_a_shard(tmp_path: Path) -
     assert reader.count(0) == 7
     assert reader.sizes() == [12345]
     with pytest.raises(StorageError, match=r"No such file.*url:no\.tar"):
-        reader.locate(np.array([0]), np.array([0]), Only())
+        reader.locate(np.array([0]), np.array([0]), EVERYTHING)
 
 
 def test_samples_that_the_manifest_counts_but_the_shard_lacks_are_bad(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", rows(0, 5), index=False)
     os.truncate(path, path.stat().st_size - 1024)  # without the end marker
     reader = reader_of(path, counts=np.array([8]))
-    found, errors = reader.locate(np.zeros(8, np.int64), np.arange(8), Only()).read()
+    found, errors = reader.locate(np.zeros(8, np.int64), np.arange(8), EVERYTHING).read()
     assert list(errors) == [5, 6, 7]
     assert "the manifest says 8 samples, 5 were found" in str(errors[6])
     assert [row["__key__"] for row in found if row] == [f"0/{n}" for n in range(5)]
@@ -180,21 +171,21 @@ def test_samples_that_the_manifest_counts_but_the_shard_lacks_are_bad(tmp_path: 
 def test_a_whole_shard_with_another_count_than_in_the_manifest_is_an_error(count: int, tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 5)), counts=np.array([count]))
     with pytest.raises(DataError, match=f"written again: manifest.json says {count} samples, the shard holds 5"):
-        reader.locate(np.array([0]), np.array([0]), Only())
+        reader.locate(np.array([0]), np.array([0]), EVERYTHING)
 
 
 def test_a_shard_that_shrinks_while_it_is_open_is_an_error_instead_of_a_crash(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", rows(0, 50))
     reader = reader_of(path)
-    reader.locate(np.array([0]), np.array([49]), Only())
+    reader.locate(np.array([0]), np.array([49]), EVERYTHING)
     os.truncate(path, 512)
     with pytest.raises(StorageError, match="changed while it was being read"):
-        reader.locate(np.array([0]), np.array([49]), Only())
+        reader.locate(np.array([0]), np.array([49]), EVERYTHING)
 
 
 def test_a_reader_pickles_as_its_arguments(tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 5)))
-    reader.locate(np.array([0]), np.array([0]), Only())
+    reader.locate(np.array([0]), np.array([0]), EVERYTHING)
     again: TarReader = pickle.loads(pickle.dumps(reader))
     assert again.names == ["a.tar"]
     assert again.count(0) == 5
@@ -207,7 +198,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
 
     def work(seed: int) -> None:
         for places in np.random.default_rng(seed).permutation(240).reshape(8, 30):
-            found, _ = reader.locate(places // 30, places % 30, Only()).read()
+            found, _ = reader.locate(places // 30, places % 30, EVERYTHING).read()
             if [row and row["__key__"] for row in found] != [f"{p // 30}/{p % 30}" for p in places]:
                 wrong.append(seed)
 
@@ -256,7 +247,7 @@ def test_a_compressed_shard_is_not_decompressed_to_be_counted_again(
 def test_limits_hold_for_compressed_shards(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     reader = reader_of(path, limits=ArchiveLimits(max_bytes=4096))
-    _, errors = reader.locate(np.array([0]), np.array([0]), Only()).read()
+    _, errors = reader.locate(np.array([0]), np.array([0]), EVERYTHING).read()
     assert "decompresses to more than 4096 bytes" in str(errors[0])
 
 
@@ -266,7 +257,7 @@ def test_an_xz_stream_that_needs_gigabytes_of_memory_is_refused(tmp_path: Path) 
         ["xz", "--lzma2=preset=0,dict=1GiB", "-T1", "-c"], input=b"x" * 1000, capture_output=True, check=True
     )
     path.write_bytes(compressed.stdout)
-    _, errors = reader_of(path).locate(np.array([0]), np.array([0]), Only()).read()
+    _, errors = reader_of(path).locate(np.array([0]), np.array([0]), EVERYTHING).read()
     assert "xz stream is damaged" in str(errors[0])
 
 

@@ -20,6 +20,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.tar import TarReader, iter_samples, load_index
 from penstock.formats.tar.index import write_beside
 from penstock.formats.tar.scan import scan
+from penstock.plan import EVERYTHING
 from penstock.tarstream.raw import RawSample, open_raw
 
 KEYS = [f"d/{number:03d}" for number in range(6)]
@@ -29,11 +30,6 @@ SAMPLE = 3 * (512 + 512)  # bytes of one sample with three small fields
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-
-class Everything:
-    def wants(self, name: str) -> bool:
-        return True
 
 
 def member(name: str | bytes, data: bytes = b"data", kind: bytes = b"0", size: bytes | None = None) -> bytes:
@@ -76,7 +72,7 @@ def between(extra: bytes) -> bytes:
 def from_file(path: Path) -> tuple[list[str], list[tuple[int, DataError]]]:
     reader = TarReader([str(path)], [path.name], [str(path)], None)
     count = reader.count(0)
-    found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), Everything()).read()
+    found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), EVERYTHING).read()
     good = [row for row in found if row is not None]
     for row in good:
         fields = {name: value for name, value in row.items() if not name.startswith("__")}
@@ -87,7 +83,7 @@ def from_file(path: Path) -> tuple[list[str], list[tuple[int, DataError]]]:
 
 
 def from_stream(data: bytes, url: str) -> tuple[list[str], list[tuple[int, DataError]]]:
-    rows = list(iter_samples(io.BytesIO(data), url, Everything()))
+    rows = list(iter_samples(io.BytesIO(data), url, EVERYTHING))
     good = [row["__key__"] for row, _ in rows if row is not None]
     return good, [(place, error) for place, (_, error) in enumerate(rows) if error is not None]
 

@@ -15,17 +15,7 @@ import pytest
 
 from penstock.formats.tar import ShardWriter, TarWriter, iter_samples
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan
-
-
-class Only:
-    """Wants some fields; all by default."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def wants(self, name: str) -> bool:
-        return not self._names or name in self._names
-
+from penstock.plan import EVERYTHING, Fields
 
 ROWS = [{"__key__": f"k{n}", "cls": b"%d" % n, "jpg": bytes([n]) * 3000 * n} for n in range(20)]
 
@@ -58,7 +48,7 @@ class Trickle(io.RawIOBase):
 @pytest.mark.parametrize("step", [1009, 70_000])
 def test_a_slow_pipe_yields_all_samples(compress: str | None, step: int) -> None:
     stream = cast(BinaryIO, Trickle(archive(compress), step))
-    found = list(iter_samples(stream, "-", Only()))
+    found = list(iter_samples(stream, "-", EVERYTHING))
     assert found == [({**row, "__url__": "-"}, None) for row in ROWS]
     assert list(found[0][0] or {}) == ["__key__", "__url__", "cls", "jpg"]
 
@@ -107,7 +97,7 @@ def test_samples_are_yielded_before_the_stream_ends() -> None:
     with open(read, "rb") as source:
         feeder = threading.Thread(target=os.write, args=(write, data[:4096]))
         feeder.start()
-        stream: Iterator[Any] = iter_samples(source, "-", Only())
+        stream: Iterator[Any] = iter_samples(source, "-", EVERYTHING)
         assert next(stream)[0]["__key__"] == "k0"
         feeder.join()
         os.close(write)
@@ -116,7 +106,7 @@ def test_samples_are_yielded_before_the_stream_ends() -> None:
 
 def test_memory_is_bounded_by_one_sample() -> None:
     trickle = Trickle(archive(), 4096)
-    stream = iter_samples(cast(BinaryIO, trickle), "-", Only())
+    stream = iter_samples(cast(BinaryIO, trickle), "-", EVERYTHING)
     next(stream)
     assert trickle.consumed <= 300_000
 
@@ -127,22 +117,22 @@ def test_an_endless_stream_that_is_no_archive_is_an_error(monkeypatch: pytest.Mo
             return b"y\n" * (size // 2)
 
     monkeypatch.setattr("penstock.formats.tar.walker._MAX_LEADING", 2 << 20)
-    [(sample, error)] = iter_samples(cast(BinaryIO, Endless()), "-", Only())
+    [(sample, error)] = iter_samples(cast(BinaryIO, Endless()), "-", EVERYTHING)
     assert sample is None
     assert "not a tar archive" in str(error)
     damaged = b"y" * 512 + archive()[512:]
-    rows = list(iter_samples(cast(BinaryIO, io.BytesIO(damaged)), "-", Only()))
+    rows = list(iter_samples(cast(BinaryIO, io.BytesIO(damaged)), "-", EVERYTHING))
     assert [row["__key__"] for row, _ in rows if row is not None] == [f"k{n}" for n in range(1, 20)]
 
 
 def test_unwanted_fields_are_dropped() -> None:
-    found = [row for row, _ in iter_samples(io.BytesIO(archive()), "-", Only("cls"))]
+    found = [row for row, _ in iter_samples(io.BytesIO(archive()), "-", Fields(frozenset({"cls"}), meta=False))]
     assert found == [{"cls": row["cls"]} for row in ROWS]
 
 
 def test_a_member_too_large_for_memory_is_refused_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.formats.tar.walker.MAX_MEMBER", 50_000)
-    found = list(iter_samples(io.BytesIO(archive()), "-", Only()))
+    found = list(iter_samples(io.BytesIO(archive()), "-", EVERYTHING))
     assert [n for n, (row, _) in enumerate(found) if row is None] == [17, 18, 19]
     assert "more than 50000 bytes" in str(found[17][1])
     assert found[17][1] is not None

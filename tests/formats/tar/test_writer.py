@@ -21,17 +21,13 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry, read_manifest
 from penstock.formats.tar import Index, ShardWriter, TarWriter, iter_samples, load_index
 from penstock.formats.tar.scan import scan
+from penstock.plan import Fields
 from penstock.storage import Memory, NotFound
 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-
-class Everything:
-    def wants(self, name: str) -> bool:
-        return name != "__url__"
 
 
 def rows(count: int, size: int = 700) -> list[dict[str, Any]]:
@@ -45,7 +41,7 @@ def write(target: Any, batch: list[dict[str, Any]], **options: Any) -> None:
 
 
 def read(data: bytes) -> list[dict[str, Any] | None]:
-    found = list(iter_samples(io.BytesIO(data), "x", Everything()))
+    found = list(iter_samples(io.BytesIO(data), "x", Fields(excluded=frozenset({"__url__"}))))
     assert all(error is None for _, error in found)
     return [row for row, _ in found]
 

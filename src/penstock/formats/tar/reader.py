@@ -38,8 +38,7 @@ from penstock.formats.tar.remote import (
 )
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.unindexed import UnindexedShard
-from penstock.formats.tar.walker import FieldFilter
-from penstock.plan import Reader, ShardCache, Traits
+from penstock.plan import Fields, Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.cache import cached_shards
 from penstock.storage.protocol import scheme, without_query
@@ -379,7 +378,7 @@ class TarReader(Reader):
             end = opened.index.end(last) if last + 1 < opened.index.samples else len(opened.content.bytes)
             opened.content.bytes.pass_over(end)
 
-    def locate(self, shard: I64, index: I64, fields: FieldFilter) -> LocatedTar:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTar:
         """Locate many samples at once, in any order.
 
         Args:
@@ -554,7 +553,7 @@ def _is_sequential(order: I64, shard: I64, index: I64) -> bool:
 class _Locator:
     """Collects the locations of samples, shard by shard."""
 
-    def __init__(self, count: int, fields: FieldFilter, ascending: bool) -> None:
+    def __init__(self, count: int, fields: Fields, ascending: bool) -> None:
         self._fields = fields
         self._ascending = ascending
         self._shards: list[OpenShard] = []

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, BinaryIO, Generic, Protocol, cast
+from typing import Any, BinaryIO, Generic, cast
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, CountingReader, decompressed
 from penstock.errors import DataError
@@ -35,6 +35,7 @@ from penstock.formats.tar.archive import (
     trailing_bytes,
 )
 from penstock.formats.tar.grouper import BAD_END, LOST_RANGE, Grouper, SampleEntry
+from penstock.plan import Fields
 
 MemberSpan = tuple[int, int, int, int]
 """Where a member is in its archive: the offset of its first header, the offset and size of its data, and the offset
@@ -405,15 +406,8 @@ def _expected_adler(field: bytes) -> int:
         return -1
 
 
-class FieldFilter(Protocol):
-    """Chooses the fields that are read of a sample."""
-
-    def wants(self, name: str) -> bool:
-        """Return whether a field (or ``__key__``, ``__url__``) is wanted."""
-
-
 def iter_samples(
-    stream: BinaryIO, url: str, fields: FieldFilter, limits: ArchiveLimits = LIMITS
+    stream: BinaryIO, url: str, fields: Fields, limits: ArchiveLimits = LIMITS
 ) -> Iterator[tuple[dict[str, Any] | None, DataError | None]]:
     """Yield the samples of an archive, compressed or not, as they arrive.
 
@@ -453,7 +447,7 @@ def iter_samples(
             yield from ((sample, None) for sample in _rows(run, url, fields))
 
 
-def _rows(run: SampleRun[bytes], url: str, fields: FieldFilter) -> Iterator[dict[str, Any]]:
+def _rows(run: SampleRun[bytes], url: str, fields: Fields) -> Iterator[dict[str, Any]]:
     keys, field_names, values = run
     chosen = [(place, field) for place, field in enumerate(field_names) if fields.wants(field)]
     with_key, with_url = fields.wants("__key__"), fields.wants("__url__")
