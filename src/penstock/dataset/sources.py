@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, Literal
 
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.stage_methods import branch
 from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.items import ItemsSource
@@ -179,7 +178,7 @@ def mix(
     for ds in datasets:
         check_branch(ds.plan, "mix")
     first = datasets[0].plan
-    source = Mix(tuple(branch(ds.plan) for ds in datasets), shares, stop, tuple(changes))
+    source = Mix(tuple(ds.plan.as_branch() for ds in datasets), shares, stop, tuple(changes))
     return Dataset(Plan(source, (), None, None, None, first.errors, first.engine))
 
 

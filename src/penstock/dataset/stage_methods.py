@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from secrets import token_hex
@@ -20,7 +20,6 @@ from penstock.landing.fingerprint import result_digest
 from penstock.plan import (
     Batched,
     BatchedBy,
-    Combination,
     Condition,
     ConditionFilter,
     Cut,
@@ -32,7 +31,6 @@ from penstock.plan import (
     MapBatches,
     MapFn,
     MapTuple,
-    Mix,
     OnError,
     OrderStage,
     Plan,
@@ -43,7 +41,6 @@ from penstock.plan import (
     SharedStages,
     Shuffle,
     Slice,
-    Sort,
     SplitBy,
     SplitSide,
     Stage,
@@ -56,7 +53,9 @@ from penstock.plan import (
     check_branch,
     check_count,
     check_flag,
+    chosen_from,
     exclusions,
+    with_choice,
 )
 from penstock.plan.peer_names import check_arguments, unknown_method
 from penstock.plan.values import WorkerKind, Workers
@@ -441,7 +440,7 @@ class StageMethods:
                 raise PlanError(f"{name} needs a Dataset, not {type(ds).__name__}")
             check_branch(ds.plan, name)
         plan = self.plan
-        branches = tuple(branch(ds.plan) for ds in operands)
+        branches = tuple(ds.plan.as_branch() for ds in operands)
         return self._with(Plan(kind(branches, **options), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
 
     def train_test_split(
@@ -481,38 +480,15 @@ class StageMethods:
         if by is not None:
             sides = [SplitBy(by, test_size, seed, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
+        choices: list[SplitSide | Exclude]
         if stratify is not None:
             call = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
-            strata = relations.Strata(self._unshuffled(), stratify, test_size, seed)
-            left, right = (
-                self._choose(relations.Stratified((), strata=strata, test=side, call=call)) for side in (False, True)
-            )
-            return left, right
-        train, test = (self._choose(SplitSide(test_size, seed, side, not shuffle)) for side in (False, True))
+            strata = relations.Strata(chosen_from(self.plan), stratify, test_size, seed)
+            choices = [relations.Stratified((), strata=strata, test=side, call=call) for side in (False, True)]
+        else:
+            choices = [SplitSide(test_size, seed, side, not shuffle) for side in (False, True)]
+        train, test = (self._with(with_choice(self.plan, choice)) for choice in choices)
         return train, test
-
-    def _choice_depth(self) -> int:
-        """Return the number of stages before the choice of samples, which precedes every shuffle and repeat."""
-        after = len(self.plan.stages)
-        while after and not isinstance(self.plan.stages[after - 1], Slice | Sort | SplitSide):
-            after -= 1
-        return after
-
-    def _unshuffled(self) -> Plan:
-        """Return the plan that samples are chosen from."""
-        after, plan = self._choice_depth(), self.plan
-        kept = (stage for at, stage in enumerate(plan.stages) if at < after or not isinstance(stage, OrderStage))
-        return replace(plan, stages=tuple(kept), cut=None)
-
-    def _choose(self, choice: SplitSide | Exclude) -> Self:
-        """Choose samples before every shuffle and repeat, so that the choice is the same in every epoch."""
-        plan, after = self.plan, self._choice_depth()
-        if isinstance(plan.source, Mix | Union) and not after:
-            branches = []
-            for below, branch in zip(_parts(choice, plan), plan.source.branches, strict=True):
-                branches.append(self._with(branch)._choose(below).plan)
-            return self._with(replace(plan, source=replace(plan.source, branches=tuple(branches))))
-        return self._with(replace(plan, stages=(*plan.stages[:after], choice, *plan.stages[after:])))
 
     def exclude(self, *samples: Any) -> Self:
         """Remove samples from the order.
@@ -526,7 +502,7 @@ class StageMethods:
         Raises:
             PlanError: An argument does not name a sample, or a file is also this dataset's quarantine.
         """
-        return self._choose(Exclude(exclusions(samples)))
+        return self._with(with_choice(self.plan, Exclude(exclusions(samples))))
 
     def shard(
         self,
@@ -631,15 +607,6 @@ class StageMethods:
         return self._with(replace(self.plan, engine=engine_options(engine, {**given, **unknown})))
 
 
-def _parts(choice: SplitSide | Exclude, plan: Plan) -> Iterator[SplitSide | Exclude]:
-    """Yield the choice for each branch, in which sources are numbered from 0."""
-    seen = 0
-    for number, branch in enumerate(plan.branches()):
-        before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
-        last = number == len(plan.branches()) - 1
-        yield choice.for_branch(before, None if last else seen) if isinstance(choice, Exclude) else choice
-
-
 def _checked_seed(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, Integral):
         raise PlanError(f"seed={n!r}: give an integer")
@@ -650,9 +617,3 @@ def _as_keywords(mapping: Any) -> str:
     """Return the call of ``rename`` that a dict of old and new names stands for."""
     pairs = mapping.items() if isinstance(mapping, Mapping) else [("old", "new")]
     return f"rename({', '.join(f'{new}={old!r}' for old, new in pairs)})"
-
-
-def branch(plan: Plan) -> Plan:
-    """Return a plan as a branch of a combination, which has the engine, the error policy and the epoch."""
-    clean = Plan(plan.source)
-    return replace(plan, engine=clean.engine, errors=clean.errors, epoch=None)

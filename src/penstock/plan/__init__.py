@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from penstock.plan.arrangement import PlacedStage as PlacedStage
     from penstock.plan.arrangement import Row as Row
     from penstock.plan.arrangement import arrange as arrange
+    from penstock.plan.arrangement import chosen_from as chosen_from
     from penstock.plan.arrangement import resolved as resolved
     from penstock.plan.arrangement import unshuffled as unshuffled
+    from penstock.plan.arrangement import with_choice as with_choice
     from penstock.plan.block import BatchRows as BatchRows
     from penstock.plan.block import Block as Block
     from penstock.plan.block import Context as Context

@@ -6,7 +6,7 @@ need not know about mix, union and zip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,19 @@ from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
 from penstock.plan.expressions import Condition, ConditionFilter
 from penstock.plan.identity import Identity
-from penstock.plan.order_stages import Combination, Exclude, OrderFactory, Shuffle, Slice, Sort, Zip
+from penstock.plan.order_stages import (
+    Combination,
+    Exclude,
+    Mix,
+    OrderFactory,
+    OrderStage,
+    Shuffle,
+    Slice,
+    Sort,
+    SplitSide,
+    Union,
+    Zip,
+)
 from penstock.plan.plan import Plan
 from penstock.plan.source import Source
 from penstock.plan.stage import Map, Stage
@@ -307,3 +319,35 @@ def unshuffled(plan: Plan) -> Plan:
     kept = (stage for stage in plan.stages if not isinstance(stage, Shuffle))
     stages = tuple(Sort(stage.find.unshuffled()) if isinstance(stage, Sort) else stage for stage in kept)
     return replace(plan, source=source, stages=stages)
+
+
+def with_choice(plan: Plan, choice: SplitSide | Exclude) -> Plan:
+    """Return the plan with a choice of samples before every shuffle and repeat: it is the same in every epoch."""
+    depth = _choice_depth(plan)
+    if isinstance(plan.source, Mix | Union) and not depth:
+        chosen = map(with_choice, plan.source.branches, _choices(plan, choice))
+        return replace(plan, source=replace(plan.source, branches=tuple(chosen)))
+    return replace(plan, stages=(*plan.stages[:depth], choice, *plan.stages[depth:]))
+
+
+def chosen_from(plan: Plan) -> Plan:
+    """Return the plan of the samples among which ``with_choice`` chooses, with all stages on items."""
+    depth = _choice_depth(plan)
+    kept = (stage for at, stage in enumerate(plan.stages) if at < depth or not isinstance(stage, OrderStage))
+    return replace(plan, stages=tuple(kept), cut=None)
+
+
+def _choice_depth(plan: Plan) -> int:
+    """Return the number of stages before a choice of samples."""
+    return max(
+        (at for at, stage in enumerate(plan.stages, 1) if isinstance(stage, Slice | Sort | SplitSide)), default=0
+    )
+
+
+def _choices(plan: Plan, choice: SplitSide | Exclude) -> Iterator[SplitSide | Exclude]:
+    """Yield the choice for each branch, in which sources are numbered from 0."""
+    seen = 0
+    for number, branch in enumerate(plan.branches()):
+        before, seen = seen, seen + sum(1 for _ in branch.leaves())
+        last = number == len(plan.branches()) - 1
+        yield choice.for_branch(before, None if last else seen) if isinstance(choice, Exclude) else choice

@@ -148,6 +148,10 @@ class Plan:
                     )
         return replace(self, cut=cut)
 
+    def as_branch(self) -> Plan:
+        """Return the plan as a branch of a combination, which has the engine, the error policy and the epoch."""
+        return replace(self, engine=_DEFAULT_ENGINE, errors=_DEFAULT_ERRORS, epoch=None)
+
     def describe(self, indent: str = "") -> str:
         """Return the chain of calls that created the plan, one per line."""
         if isinstance(self.source, Combination):
