@@ -570,22 +570,6 @@ def test_a_set_without_samples_can_be_read(method: str, tmp_path: Path) -> None:
     assert getattr(ps, method.replace("write", "read"))(str(tmp_path)).take_all() == []
 
 
-@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
-def test_a_target_without_a_name_and_a_dataset_without_an_end_are_refused(method: str, tmp_path: Path) -> None:
-    ds = ps.from_items([{"cls": n} for n in range(4)])
-    for target, problem in {
-        "": "url='': give a path or a URL",
-        "-": "files cannot be written to a pipe",
-        str(tmp_path / "a{0..3}"): "braces stand for several names",
-    }.items():
-        with pytest.raises(PlanError, match=problem):
-            getattr(ds, method)(target)
-    for shards in (None, 2):
-        with pytest.raises(PlanError, match="no end"):
-            getattr(ds.repeat(), method)(tmp_path / "out", shards=shards)
-    assert not (tmp_path / "out").exists()
-
-
 def test_time_is_not_part_of_what_is_written(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write("tar", 20, str(tmp_path / name))

@@ -198,32 +198,6 @@ def test_a_replacement_of_equal_size_that_was_killed_is_finished(
     assert [row["a"] for row in getattr(ps, method.replace("write", "read"))(str(path))] in (["new"], [b"new"])
 
 
-@pytest.mark.parametrize("method", ["write_csv", "write_json", "write_tfrecords"])
-def test_a_file_that_the_plan_reads_is_not_written(tmp_path: Path, method: str) -> None:
-    extensions = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
-    reader = getattr(ps, method.replace("write", "read"))
-    path, link = (tmp_path / f"{name}.{extensions[method]}" for name in ("a", "link"))
-    getattr(ps.from_items(ROWS[:3]).select("id"), method)(path)
-    link.symlink_to(path)
-    before = path.read_bytes()
-    for source in (path, link):
-        with pytest.raises(PlanError, match=r"the dataset reads from .*, where it is to be written"):
-            getattr(reader(str(source)).filter(ps.col("id") > 1), method)(path, mode="replace")
-    assert path.read_bytes() == before
-
-
 def test_a_tsv_file_has_tabs(tmp_path: Path) -> None:
     ps.from_items([{"a": 1, "b": 2}]).write_csv(tmp_path / "a.tsv")
     assert (tmp_path / "a.tsv").read_text() == "a\tb\n1\t2\n"
-
-
-def test_a_file_of_another_format_is_not_written(tmp_path: Path) -> None:
-    ds = ps.from_items([{"a": "b"}])
-    for method, name in [("write_json", "o.csv"), ("write_csv", "o.jsonl"), ("write_tfrecords", "o.tar")]:
-        with pytest.raises(PlanError, match=rf"{name}: \.\w+ is not a suffix of \.\w+ files; give a folder"):
-            getattr(ds, method)(tmp_path / name)
-    with pytest.raises(PlanError, match="is not a suffix of tar shards"):
-        ds.write_tar(tmp_path / "o.parquet")
-    with pytest.raises(PlanError, match="is not a suffix of Parquet files"):
-        ds.write_parquet(tmp_path / "o.csv")
-    assert list(tmp_path.iterdir()) == []

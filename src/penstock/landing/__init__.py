@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from penstock.landing.commit import Landing as Landing
     from penstock.landing.commit import Mode as Mode
     from penstock.landing.commit import Packed as Packed
-    from penstock.landing.commit import Target as Target
-    from penstock.landing.commit import check_path as check_path
     from penstock.landing.commit import storage_errors as storage_errors
     from penstock.landing.fingerprint import code_digest as code_digest
     from penstock.landing.parquet_sink import PackSpec as PackSpec
@@ -28,5 +26,7 @@ if TYPE_CHECKING:
     from penstock.landing.tar_sink import ShardLimits as ShardLimits
     from penstock.landing.tar_sink import TarSink as TarSink
     from penstock.landing.tar_sink import tar_target as tar_target
+    from penstock.landing.target import Target as Target
+    from penstock.landing.target import check_path as check_path
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -21,8 +21,9 @@ from penstock.formats.manifest import ShardEntry
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.landing.commit import OpenSet, Packed, Target, check_suffix, numbered_key, target_text
+from penstock.landing.commit import OpenSet, Packed, numbered_key
 from penstock.landing.position import Positions, ResumableRun
+from penstock.landing.target import Target, check_suffix, target_text
 from penstock.plan import Columns, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme

@@ -35,12 +35,12 @@ from penstock.landing.commit import (
     Packed,
     RunProgress,
     Sink,
-    Target,
     storage_errors,
 )
 from penstock.landing.fingerprint import RunFingerprint, fingerprint_of
 from penstock.landing.lock import temporary_folder
 from penstock.landing.position import Position, ResumableRun
+from penstock.landing.target import Target
 from penstock.plan import Cut, check_choice
 from penstock.storage import redacted
 

@@ -9,8 +9,9 @@ from typing import IO, Any
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.rows.encoding import RowStage
-from penstock.landing.commit import OpenSet, Target, check_suffix, target_text
+from penstock.landing.commit import OpenSet
 from penstock.landing.position import Positions
+from penstock.landing.target import Target, check_suffix, target_text
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme
 

@@ -12,8 +12,9 @@ from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk, parse_target
-from penstock.landing.commit import OpenSet, Target, check_suffix, numbered_key, target_text
+from penstock.landing.commit import OpenSet, numbered_key
 from penstock.landing.position import Position, Positions
+from penstock.landing.target import Target, check_suffix, target_text
 from penstock.plan import check_count, size_in_bytes
 from penstock.storage import Storage, local_path
 
