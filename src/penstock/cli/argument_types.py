@@ -16,7 +16,7 @@ def count(text: str) -> int:
     Raises:
         ArgumentTypeError: The text is not such a number.
     """
-    return _whole_number(text, minimum=0)
+    return whole_number(text, minimum=0)
 
 
 def positive_count(text: str) -> int:
@@ -25,7 +25,7 @@ def positive_count(text: str) -> int:
     Raises:
         ArgumentTypeError: The text is not such a number.
     """
-    return _whole_number(text, minimum=1)
+    return whole_number(text, minimum=1)
 
 
 def port_number(text: str) -> int:
@@ -34,12 +34,17 @@ def port_number(text: str) -> int:
     Raises:
         ArgumentTypeError: The text is not such a number.
     """
-    if (number := _whole_number(text, minimum=0)) > 65535:
+    if (number := whole_number(text, minimum=0)) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return number
 
 
-def _whole_number(text: str, minimum: int) -> int:
+def whole_number(text: str, minimum: int) -> int:
+    """Parse a whole number of at least ``minimum``, written as for :func:`count`.
+
+    Raises:
+        ArgumentTypeError: The text is not such a number.
+    """
     try:
         number = float(text.replace("_", ""))
         if number >= minimum and number == int(number):
