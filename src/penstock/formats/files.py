@@ -234,13 +234,6 @@ class FilesReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.diff(self._starts)
 
-    def count(self, shard: int) -> int:
-        return int(self._starts[shard + 1] - self._starts[shard])
-
-    def sizes(self) -> list[int]:
-        """Return zeros: nothing needs the sizes, since the counts are known."""
-        return [0] * len(self.names)
-
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedFiles:
         paths = [self._paths[i] for i in (self._starts[shard] + index).tolist()]
         if remote := [path for path in paths if scheme(path) != "file"]:

@@ -44,13 +44,6 @@ class ItemsReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([len(self._items)], np.int64)
 
-    def count(self, shard: int) -> int:
-        return len(self._items)
-
-    def sizes(self) -> list[int]:
-        """Return 0: the size of items in memory is unknown."""
-        return [0]
-
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedItems:
         return LocatedItems(self._items, index, np.zeros(len(index), np.int64))
 

@@ -60,18 +60,8 @@ class TorchReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([len(self._dataset)], np.int64)
 
-    def count(self, shard: int) -> int:
-        return len(self._dataset)
-
-    def sizes(self) -> list[int]:
-        """Return 0: the size of the items is unknown."""
-        return [0]
-
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTorchItems:
         return LocatedTorchItems(self._dataset, self._fields, index, np.zeros(len(index), np.int64))
-
-    def key(self, shard: int, index: int) -> str | None:
-        return str(index)
 
     def url(self, shard: int) -> str:
         """Return the name of the dataset's class."""

@@ -139,13 +139,6 @@ class FileListReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([len(self._source.entries)], np.int64)
 
-    def count(self, shard: int) -> int:
-        return len(self._source.entries)
-
-    def sizes(self) -> list[int]:
-        """Return 0: asking the disk for the size of every file would take too long."""
-        return [0]
-
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedEntries:
         entries = [self._source.entries[i] for i in index.tolist()]
         nbytes = np.zeros(len(index), np.int64)

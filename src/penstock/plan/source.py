@@ -91,6 +91,9 @@ class Reader(Protocol):
 
     def count(self, shard: int) -> int:
         """Return the number of samples in one shard, opening it if necessary."""
+        counts = self.counts(scan=True)
+        assert counts is not None
+        return int(counts[shard])
 
     def recall(self) -> bool:
         """Return whether all counts are known from earlier work on this host, without fetching shards."""
@@ -108,13 +111,15 @@ class Reader(Protocol):
         return None
 
     def sizes(self) -> list[int]:
-        """Return the size of each shard in bytes."""
+        """Return the size of each shard in bytes; 0 where counts are always known, so that nothing needs sizes."""
+        return [0] * len(self.names)
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> Located:
         """Return the samples at (shard, index), located but not read."""
 
     def key(self, shard: int, index: int) -> str | None:
-        """Return the key of one sample, for messages."""
+        """Return the key of one sample, for messages: its index, unless it has one."""
+        return str(index)
 
     def url(self, shard: int) -> str:
         """Return the URL of a shard, for messages."""

@@ -187,9 +187,6 @@ class StoreReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([self._count])
 
-    def count(self, shard: int) -> int:
-        return self._count
-
     def sizes(self) -> list[int]:
         return [self._sample_bytes * self._count]
 

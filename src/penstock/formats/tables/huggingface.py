@@ -167,13 +167,6 @@ class DatasetTableReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([self._count], np.int64)
 
-    def count(self, shard: int) -> int:
-        return self._count
-
-    def sizes(self) -> list[int]:
-        """Return 0: sizes only matter where counts are not known."""
-        return [0]
-
     def key(self, shard: int, index: int) -> str | None:
         return f"row {index}"
 

@@ -131,9 +131,6 @@ class RayReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array(self._blocks.counts, np.int64)
 
-    def count(self, shard: int) -> int:
-        return self._blocks.counts[shard]
-
     def sizes(self) -> list[int]:
         return list(self._blocks.sizes)
 

@@ -93,9 +93,6 @@ class ParquetReader(Reader):
     def sizes(self) -> list[int]:
         return [self.file(shard).stamp.size for shard in range(len(self._paths))]
 
-    def key(self, shard: int, index: int) -> str | None:
-        return str(index)
-
     def fields(self, shard: int) -> tuple[str, ...]:
         return tuple(self._columns or self.file(shard).schema.names)
 

@@ -200,9 +200,6 @@ class ArrowTableReader(Reader):
     def counts(self, scan: bool) -> I64 | None:
         return np.array([self._table.num_rows], np.int64)
 
-    def count(self, shard: int) -> int:
-        return int(self._table.num_rows)
-
     def sizes(self) -> list[int]:
         return [int(self._table.nbytes)]
 
@@ -220,9 +217,6 @@ class ArrowTableReader(Reader):
         slot = np.searchsorted(self._offsets, index, "right") - 1
         rows = ArrowColumns(self._batches, index - self._offsets[slot], slot, wanted, row_bytes) if len(index) else []
         return LocatedTableRows(rows, np.full(len(index), max(1, int(row_bytes)), np.int64))
-
-    def key(self, shard: int, index: int) -> str | None:
-        return str(index)
 
     def url(self, shard: int) -> str:
         return "table"
