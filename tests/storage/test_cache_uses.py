@@ -21,14 +21,14 @@ def _plans(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(f"*{USES_SUFFIX}"))
 
 
-def test_a_plan_is_seen_until_it_is_withdrawn(tmp_path: Path) -> None:
+def test_a_plan_is_seen_until_it_is_dropped(tmp_path: Path) -> None:
     seen = PlannedUses(str(tmp_path))
     assert seen.next_uses() == {}
     assert seen.use_after(1) is None
     published = PublishedUses(str(tmp_path), _uses(0, 20))
     assert seen.next_uses() == {1: 0.0, 2: 20.0}
     assert (seen.use_after(1), seen.use_after(2), seen.use_after(3)) == (100.0, 120.0, None)
-    published.withdraw()
+    del published
     assert seen.next_uses() == {}
     assert _plans(tmp_path) == []
 

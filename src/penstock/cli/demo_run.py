@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 import penstock as ps
 from penstock.engines.progress import Progress
-from penstock.errors import MissingExtra, PlanError, StorageError
+from penstock.errors import MissingExtra, PlanError
+from penstock.landing import storage_errors
 
 SHAPES = ("circle", "square", "triangle", "cross")
 SIDE = 32  # pixels
@@ -336,7 +337,7 @@ class EvaluationSet:
 def _shard_folder(folder: str | None) -> Iterator[Path]:
     """Provide a temporary folder for the shards; it is renamed to ``folder``, if given, when the block succeeds."""
     with ExitStack() as stack:
-        with _storage_errors(folder):
+        with storage_errors(folder or tempfile.gettempdir()):
             target = None if folder is None else _vacant(folder)
             # On the disk of the target, so that a rename moves the shards and their indexes stay valid.
             parent = None if target is None else next(path for path in target.parents if path.exists())
@@ -344,7 +345,7 @@ def _shard_folder(folder: str | None) -> Iterator[Path]:
             shards = Path(stack.enter_context(temporary)) / "shards"
         yield shards
         if target is not None:
-            with _storage_errors(folder):
+            with storage_errors(folder or tempfile.gettempdir()):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(shards, target)
 
@@ -354,14 +355,6 @@ def _vacant(folder: str) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PlanError(f"{folder} is not an empty folder; name one that is new or empty")
     return target
-
-
-@contextmanager
-def _storage_errors(folder: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StorageError(f"cannot write: {exc.strerror or exc}", folder or tempfile.gettempdir()) from exc
 
 
 def _print_rate(label: str, count: int, seconds: float, suffix: str = "") -> None:

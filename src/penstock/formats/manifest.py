@@ -8,6 +8,7 @@ written, or about to be deleted. Readers leave it out with a warning, because so
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -382,6 +383,12 @@ def _from_bytes(data: bytes, path: str, *, nested: bool = False) -> Manifest:
     if len(manifest.shards) != len(manifest._by_name):
         raise DataError("the manifest lists a shard twice", path)
     return manifest
+
+
+def file_sha256(path: str) -> str:
+    """Return the checksum of a file, as an entry has it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _entry(name: str, samples: int, bytes: int, sha256: str, nested: bool) -> ShardEntry:

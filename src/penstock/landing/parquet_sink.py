@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -17,7 +16,7 @@ from penstock.blobs.background import BackgroundThread
 from penstock.codecs.features import Feature, Image, Tensor, features_by_type, metadata_of
 from penstock.engines import Program
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.formats.manifest import ShardEntry
+from penstock.formats.manifest import ShardEntry, file_sha256
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
@@ -226,7 +225,7 @@ class ParquetSink:
         self._rows += file.rows
         layout = self._writer.layout
         state = {"layout": None if layout is None else [layout.as_is, layout.batch]}
-        checksum = "" if self._spec is None else _sha256(file.path)
+        checksum = "" if self._spec is None else file_sha256(file.path)
         entry = ShardEntry(os.path.basename(file.path), file.rows, file.nbytes, checksum)
         self._landing.checkpoint(entry, self._samples.position(self._rows), state)
 
@@ -294,8 +293,3 @@ def _mark_array(column: pa.Field, feature: Feature | None) -> pa.Field:
     name = f"datasets.features.features.Array{len(feature.shape)}DExtensionType"
     metadata = json.dumps([feature.shape, feature.dtype])
     return column.with_metadata({"ARROW:extension:name": name, "ARROW:extension:metadata": metadata})
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,6 @@ process that runs the plan holds the lock, the journal and the manifest; it rece
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from penstock.blobs.draft import put_file
 from penstock.engines import ConsumerHost, ConsumerLost, Lanes, Program
 from penstock.engines.progress import Progress
 from penstock.errors import EngineError, PlanError, StateError, StorageError
-from penstock.formats.manifest import ShardEntry
+from penstock.formats.manifest import ShardEntry, file_sha256
 from penstock.formats.tar.index import INDEX_SUFFIX
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, parse_target
 from penstock.landing.commit import (
@@ -173,7 +172,7 @@ class RangeWriter:
             name = entry.name
         else:
             name = self._job.name(number)
-            entry = entry._replace(name=name, sha256=entry.sha256 or _sha256(path))
+            entry = entry._replace(name=name, sha256=entry.sha256 or file_sha256(path))
         if not self.target.on_disk:
             if self.target.format != "tar":  # shards are uploaded as they are written
                 put_file(self.target.storage, self.target.url(name), path)
@@ -186,11 +185,6 @@ class RangeWriter:
         """Remove what is not complete; does nothing after ``close``."""
         self._sink.drop()
         self._leftovers.close()
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class RangeLanding(Landing):

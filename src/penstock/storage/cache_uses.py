@@ -52,7 +52,7 @@ class PublishedUses:
         except OSError:
             _remove(self.path, fd, os.getpid())
             raise
-        self._remove = weakref.finalize(self, _remove, self.path, fd, os.getpid())
+        weakref.finalize(self, _remove, self.path, fd, os.getpid())
 
     def _create(self) -> int:
         """Create the file and lock it; a process that looks in between takes it for one without an owner."""
@@ -81,10 +81,6 @@ class PublishedUses:
         with self._lock:
             self._ended = time.time()
             self._map[:] = self._header()
-
-    def withdraw(self) -> None:
-        """Remove the plan."""
-        self._remove()
 
     def _header(self) -> bytes:
         return _HEADER.pack(_MAGIC, self._progress, self._rate, self._ended, len(self.uses.keys))
