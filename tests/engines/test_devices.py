@@ -12,8 +12,8 @@ import torch
 
 from penstock.dataset import from_items
 from penstock.engines.devices import assign_devices, with_device_copies
-from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
+from penstock.engines.segments import Segment
 from penstock.errors import EngineError
 from penstock.plan import MapFn, PlacedStage, Resources
 from penstock.plan.values import WorkerKind

@@ -14,7 +14,7 @@ from penstock.engines.cursor import Cursor, GroupCursor
 from penstock.engines.flow import BlockSizer, walk
 from penstock.engines.grouping import Grouping, take_skips
 from penstock.engines.lineage import GroupOrigin
-from penstock.engines.program import run_segment
+from penstock.engines.segments import run_segment
 from penstock.errors import DataError, StageError
 from penstock.plan import Block, GroupStage, Lineage, Place, Skipped
 from penstock.testing import numbers

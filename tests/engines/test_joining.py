@@ -21,8 +21,8 @@ from penstock.engines.flow import BlockSizer, flow
 from penstock.engines.joining import JoinedOrigin, join_blocks
 from penstock.engines.lineage import DELIVERED, ItemLineage
 from penstock.engines.meter import Meters
-from penstock.engines.program import Segment, run_segment
 from penstock.engines.read_stage import Span
+from penstock.engines.segments import Segment, run_segment
 from penstock.plan import Block, Lineage
 from penstock.testing import numbers, outputs
 

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from penstock.engines.pipeline import Pipeline as Pipeline
     from penstock.engines.pipeline import Served as Served
     from penstock.engines.pipeline import split_problem as split_problem
-    from penstock.engines.program import Level as Level
     from penstock.engines.program import Program as Program
-    from penstock.engines.program import Segment as Segment
     from penstock.engines.restoring import EpochStart as EpochStart
     from penstock.engines.restoring import Restored as Restored
     from penstock.engines.restoring import is_untouched as is_untouched
@@ -53,6 +51,8 @@ if TYPE_CHECKING:
     from penstock.engines.run import check_limit as check_limit
     from penstock.engines.run import log_skipped as log_skipped
     from penstock.engines.run import start_run as start_run
+    from penstock.engines.segments import Level as Level
+    from penstock.engines.segments import Segment as Segment
     from penstock.engines.stats import Stats as Stats
     from penstock.engines.stats import snapshot as snapshot
     from penstock.engines.upcoming import shard_uses as shard_uses

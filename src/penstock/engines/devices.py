@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engines.program import Segment
+from penstock.engines.segments import Segment
 from penstock.errors import EngineError
 from penstock.plan import Block, Context, PlacedStage, Stage
 

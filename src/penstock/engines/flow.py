@@ -32,8 +32,9 @@ from penstock.engines.lineage import (
     empty_block,
 )
 from penstock.engines.meter import Meter, Meters
-from penstock.engines.program import Program, Segment
+from penstock.engines.program import Program
 from penstock.engines.read_stage import BufferedSamples, Finder, PieceRows, Span
+from penstock.engines.segments import Segment
 from penstock.order import GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, fold_into
 from penstock.order.orders import doubling_sizes
 from penstock.plan import (

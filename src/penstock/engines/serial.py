@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from penstock.engines.cursor import Start
 from penstock.engines.flow import BlockSizer, flow
 from penstock.engines.meter import Meters
-from penstock.engines.program import Program, Segment, run_segment
+from penstock.engines.program import Program
+from penstock.engines.segments import Segment, run_segment
 from penstock.order import Order
 from penstock.plan import Block
 

@@ -21,8 +21,8 @@ import cloudpickle
 from penstock.engines import Meters, Program, Segment, Start, check_limit, log_skipped
 from penstock.engines.devices import available_devices
 from penstock.engines.flow import BlockSizer, SizeLimit, flow
-from penstock.engines.program import run_segment
 from penstock.engines.ray.placement import Need, grant_workers
+from penstock.engines.segments import run_segment
 from penstock.errors import PlanError
 from penstock.formats.tables.ray import RayBlockBuilder, require_ray
 from penstock.order import Order, Piece, ShardOrder, UncountedOrder, head, tail, total

@@ -16,7 +16,7 @@ from penstock.engines.local.pool import Closed
 from penstock.engines.local.transport import CannotSend
 from penstock.engines.local.worker_proxy import RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
 from penstock.engines.meter import Event, Meter, Meters
-from penstock.engines.program import run_segment
+from penstock.engines.segments import run_segment
 from penstock.errors import EngineError, StageError
 from penstock.plan import Block, Context, Origin, PlacedStage
 

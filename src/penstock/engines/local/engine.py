@@ -44,7 +44,8 @@ from penstock.engines.local.process_proxy import ProcessPayload
 from penstock.engines.local.supervisor import Supervisor
 from penstock.engines.local.worker_proxy import RemoteWorkerProxy, SegmentPayload
 from penstock.engines.meter import Meter, Meters
-from penstock.engines.program import DEFAULT_RESOURCES, Program, Segment, prepare, run_segment
+from penstock.engines.program import Program
+from penstock.engines.segments import DEFAULT_RESOURCES, Segment, prepare, run_segment
 from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, estimate_nbytes, size_in_bytes

@@ -19,7 +19,7 @@ from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from penstock.engines.local.pool import ABORT_TIMEOUT_S
 from penstock.engines.local.transport import CannotSend, Connection, dumps
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerStuck
-from penstock.engines.program import Segment
+from penstock.engines.segments import Segment
 from penstock.errors import EngineError
 from penstock.plan import Context, Origin, PlacedStage, Resources
 

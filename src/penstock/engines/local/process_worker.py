@@ -13,7 +13,7 @@ from penstock.engines.local.block_codec import RemoteOrigin, decode_block, encod
 from penstock.engines.local.fork_server import serve_forks
 from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from penstock.engines.local.transport import CannotSend, Connection, dumps
-from penstock.engines.program import Segment, prepare, run_segment
+from penstock.engines.segments import Segment, prepare, run_segment
 from penstock.plan import Block, Context, PlacedStage
 
 

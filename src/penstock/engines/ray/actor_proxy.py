@@ -26,12 +26,12 @@ from penstock.engines.local.pool import ABORT_TIMEOUT_S, BlockParts, Pool, Reass
 from penstock.engines.local.process_proxy import check_sendable
 from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pack_object, unpack_object
 from penstock.engines.local.worker_proxy import ProxyClosed, RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
-from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import encode_origin
 from penstock.engines.ray.placement import Need, Node, describe_free, grant_workers
 from penstock.engines.ray.session import call_actor, import_ray, kill_actor, running_ray
 from penstock.engines.read_stage import Finder, Span
+from penstock.engines.segments import Segment
 from penstock.errors import EngineError
 from penstock.plan import Block, Context, JoinableItems, Origin, PlacedStage, join_columns
 

@@ -17,9 +17,9 @@ from penstock.engines.local.block_codec import decode_block, encode_block, encod
 from penstock.engines.local.heartbeat import Heartbeat
 from penstock.engines.local.process_worker import without_unsendable
 from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pack_object, unpack_object
-from penstock.engines.program import Segment, prepare, run_segment
 from penstock.engines.ray.origin_codec import decode_origin
 from penstock.engines.read_stage import Finder
+from penstock.engines.segments import Segment, prepare, run_segment
 from penstock.plan import Block, Context, PlacedStage, join_columns
 
 IDLE_TIMEOUT_S = 6.0  # how long an actor waits for another run: a new one takes a second or two to start

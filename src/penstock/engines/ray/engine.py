@@ -25,12 +25,13 @@ from penstock.engines.local.pool import Pool, WorkerProxy
 from penstock.engines.local.transport import dumps
 from penstock.engines.local.worker_proxy import SegmentPayload
 from penstock.engines.meter import Meter, Meters
-from penstock.engines.program import Program, Segment
+from penstock.engines.program import Program
 from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, SharedSources, fetch_items, release_idle
 from penstock.engines.ray.origin_codec import DeferredSamples
 from penstock.engines.ray.placement import Need, Node, grant_workers, total_cores
 from penstock.engines.ray.session import connect_ray, import_ray
 from penstock.engines.read_stage import Finder
+from penstock.engines.segments import Segment
 from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
 from penstock.plan import Block, Reader, Resources, size_in_bytes
