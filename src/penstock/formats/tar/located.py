@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.blobs.content import Content, MappedFile
+from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.blobs.remote_bytes import Buffer, RemoteBytes
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar.index import I64, Index
+from penstock.plan import Fields
 
 BAD = -1  # the kind of a sample that cannot be read
 _PAGE = mmap.PAGESIZE
@@ -235,3 +237,78 @@ def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
         a, b, c, d, e = names
         return [{a: i, b: j, c: k, d: m, e: n} for i, j, k, m, n in zip(*columns, strict=False)]
     return [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=False)]
+
+
+class Locator:
+    """Collects the locations of samples, shard by shard."""
+
+    def __init__(self, count: int, fields: Fields, ascending: bool) -> None:
+        self._fields = fields
+        self._ascending = ascending
+        self._shards: list[OpenShard] = []
+        self._slot = np.zeros(count, np.int64)
+        self._kinds: dict[tuple[str, ...], int] = {}
+        self._kind = np.full(count, BAD, np.int64)
+        self._first = np.zeros(count, np.int64)
+        self._nbytes = np.zeros(count, np.int64)
+        self._starts: list[I64] = []
+        self._stops: list[I64] = []
+        self._members = 0
+        keys = fields.wants("__key__")
+        self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
+
+    def add(self, shard: OpenShard, places: I64, rows: I64) -> None:
+        """Locate the samples ``rows`` of a shard, requested at ``places``, and prefetch them from a remote one."""
+        index = shard.index
+        self._slot[places] = len(self._shards)
+        self._shards.append(shard)
+        if self._keys is not None:
+            self._keys[0][places] = index.edges[rows]
+            self._keys[1][places] = index.edges[rows + 1]
+        kinds = index.kind[rows]
+        if bool((kinds == kinds[0]).all()):
+            self._add_kind(shard, int(kinds[0]), places, rows)
+            return
+        for kind in np.unique(kinds).tolist():
+            chosen = kinds == kind
+            self._add_kind(shard, kind, places[chosen], rows[chosen])
+
+    def _add_kind(self, shard: OpenShard, kind: int, places: I64, rows: I64) -> None:
+        index = shard.index
+        names = index.kinds[kind]
+        if not names:
+            return  # only bad samples have no fields
+        wanted = [column for column, name in enumerate(names) if self._fields.wants(name)]
+        fields = tuple(names[column] for column in wanted)
+        members = (index.first[rows][:, None] + np.array(wanted, np.int64)).ravel()
+        start, size = index.start[members], index.size[members]
+        self._starts.append(start)
+        self._stops.append(start + size)
+        if isinstance(shard.content.bytes, PrefetchedBytes):
+            shard.content.bytes.announce(start, start + size, ascending=self._ascending)
+        self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
+        self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
+        self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
+        self._members += len(members)
+
+    def holds(self, shard: OpenShard) -> bool:
+        """Return whether samples of a shard were added."""
+        return any(shard is other for other in self._shards)
+
+    def located(self, index: I64) -> LocatedTar:
+        """Return all samples added; ``index`` holds their numbers in their shards."""
+        empty = np.zeros(0, np.int64)
+        return LocatedTar(
+            self._nbytes,
+            self._shards,
+            self._slot,
+            index,
+            list(self._kinds),
+            self._kind,
+            self._first,
+            np.concatenate([empty, *self._starts]),
+            np.concatenate([empty, *self._stops]),
+            self._keys,
+            self._fields.wants("__url__"),
+            self._ascending,
+        )

@@ -25,7 +25,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
-from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
+from penstock.formats.tar.located import LocatedTar, Locator, OpenShard
 from penstock.formats.tar.open_shards import OPEN_SHARDS, Opened, close, content_size, remote_bytes, shards_to_close
 from penstock.formats.tar.remote import (
     GivenManifest,
@@ -394,7 +394,7 @@ class TarReader(Reader):
         few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
         order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        locator = _Locator(len(index), fields, _is_sequential(order, shard, index))
+        locator = Locator(len(index), fields, _is_sequential(order, shard, index))
         groups = np.split(order, cuts) if len(order) else []
         for found, places in self._with_shards([(int(shard[places[0]]), places) for places in groups]):
             for part, chosen in self._parts(found, index[places]):
@@ -422,7 +422,7 @@ class TarReader(Reader):
                 else:
                     yield self._shard(number), places
 
-    def _release_others(self, locator: _Locator) -> None:
+    def _release_others(self, locator: Locator) -> None:
         """Release the pages of open shards that are not being read."""
         with self._lock:
             opened = [shard for shard in self._open.values() if isinstance(shard, OpenShard)]
@@ -548,78 +548,3 @@ def _is_sequential(order: I64, shard: I64, index: I64) -> bool:
     """Return whether samples are requested front to back, shard after shard; ``order`` sorts them by shard."""
     inside = np.diff(index) > 0
     return bool((np.diff(order) == 1).all() and (inside | (np.diff(shard) != 0)).all())
-
-
-class _Locator:
-    """Collects the locations of samples, shard by shard."""
-
-    def __init__(self, count: int, fields: Fields, ascending: bool) -> None:
-        self._fields = fields
-        self._ascending = ascending
-        self._shards: list[OpenShard] = []
-        self._slot = np.zeros(count, np.int64)
-        self._kinds: dict[tuple[str, ...], int] = {}
-        self._kind = np.full(count, BAD, np.int64)
-        self._first = np.zeros(count, np.int64)
-        self._nbytes = np.zeros(count, np.int64)
-        self._starts: list[I64] = []
-        self._stops: list[I64] = []
-        self._members = 0
-        keys = fields.wants("__key__")
-        self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
-
-    def add(self, shard: OpenShard, places: I64, rows: I64) -> None:
-        """Locate the samples ``rows`` of a shard, requested at ``places``, and prefetch them from a remote one."""
-        index = shard.index
-        self._slot[places] = len(self._shards)
-        self._shards.append(shard)
-        if self._keys is not None:
-            self._keys[0][places] = index.edges[rows]
-            self._keys[1][places] = index.edges[rows + 1]
-        kinds = index.kind[rows]
-        if bool((kinds == kinds[0]).all()):
-            self._add_kind(shard, int(kinds[0]), places, rows)
-            return
-        for kind in np.unique(kinds).tolist():
-            chosen = kinds == kind
-            self._add_kind(shard, kind, places[chosen], rows[chosen])
-
-    def _add_kind(self, shard: OpenShard, kind: int, places: I64, rows: I64) -> None:
-        index = shard.index
-        names = index.kinds[kind]
-        if not names:
-            return  # only bad samples have no fields
-        wanted = [column for column, name in enumerate(names) if self._fields.wants(name)]
-        fields = tuple(names[column] for column in wanted)
-        members = (index.first[rows][:, None] + np.array(wanted, np.int64)).ravel()
-        start, size = index.start[members], index.size[members]
-        self._starts.append(start)
-        self._stops.append(start + size)
-        if isinstance(shard.content.bytes, PrefetchedBytes):
-            shard.content.bytes.announce(start, start + size, ascending=self._ascending)
-        self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
-        self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
-        self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
-        self._members += len(members)
-
-    def holds(self, shard: OpenShard) -> bool:
-        """Return whether samples of a shard were added."""
-        return any(shard is other for other in self._shards)
-
-    def located(self, index: I64) -> LocatedTar:
-        """Return all samples added; ``index`` holds their numbers in their shards."""
-        empty = np.zeros(0, np.int64)
-        return LocatedTar(
-            self._nbytes,
-            self._shards,
-            self._slot,
-            index,
-            list(self._kinds),
-            self._kind,
-            self._first,
-            np.concatenate([empty, *self._starts]),
-            np.concatenate([empty, *self._stops]),
-            self._keys,
-            self._fields.wants("__url__"),
-            self._ascending,
-        )
