@@ -14,14 +14,14 @@ import penstock as ps
 from penstock.codecs.markup import joined_markup
 from penstock.engines.run_log import LOG_SUFFIX
 from penstock.errors import PlanError
-from penstock.view.balance import balance_page, measure_balance
+from penstock.view.balance_pages import balance_page, measure_balance
 from penstock.view.browser import Browser
 from penstock.view.layout import bars, link, page
 from penstock.view.ledger_pages import LedgerView
 from penstock.view.run_pages import RunView, line_chart
 from penstock.view.sample_pages import Query, sample_page, samples_page
 from penstock.view.shard_pages import VerifyTask, shards_page, verify_panel
-from penstock.view.stages import StageViewer, stages_page
+from penstock.view.stage_pages import StageViewer, stages_page
 
 DEADLINE_S = 120.0
 
@@ -126,7 +126,7 @@ def test_stages_show_removed_samples_several_outputs_and_failures() -> None:
 def test_balance_counts_labels_and_sizes(
     tiny_shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.view.balance._SECONDS", 60)
+    monkeypatch.setattr("penstock.view.balance_pages._SECONDS", 60)
     browser = Browser(ps.read_tar([str(path) for path in tiny_shards]))  # a new one: no other page has counted shards
     shown = text_of(balance_page(browser, measure_balance(browser)))
     assert "and 100 of 100 samples" in shown

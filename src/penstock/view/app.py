@@ -28,14 +28,14 @@ from penstock.codecs.markup import joined_markup, tag
 from penstock.codecs.previews import picture, sound
 from penstock.dataset import Dataset
 from penstock.errors import PenstockError, PlanError, message_of
-from penstock.view.balance import balance_page, measure_balance
+from penstock.view.balance_pages import balance_page, measure_balance
 from penstock.view.browser import Browser, parse_position
 from penstock.view.layout import note, page
 from penstock.view.ledger_pages import LedgerView
 from penstock.view.run_pages import RunView
 from penstock.view.sample_pages import Query, sample_page, samples_page
 from penstock.view.shard_pages import VerifyTask, shards_page, verify_panel
-from penstock.view.stages import StageViewer, stages_page
+from penstock.view.stage_pages import StageViewer, stages_page
 
 ANSWER_S = 20.0  # of one page; a sample that takes longer does not hold it
 _WORKERS = 16  # requests that are worked on at a time
