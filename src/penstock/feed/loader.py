@@ -383,8 +383,13 @@ class Loader:
         return self._backend.state(self.epoch, start, counts)
 
     def _ledger_entries(self, ledger: LedgerWriter, start: Start) -> dict[str, Any]:
-        """Return the position in the ledger; at the untouched start of an epoch, where the one before it ended."""
-        if start == self._backend.first_start(self.epoch) and not self._padding_items:
+        """Return the position in the ledger; at the untouched start of an epoch, where the one before it ended.
+
+        What a rank got of an epoch that was cut again is not its start, even if it is the same positions.
+        """
+        resumed = self._resume_point
+        recut = ledger.is_recut(self.epoch) if resumed is None else resumed.how == "recut"
+        if start == self._backend.first_start(self.epoch) and not self._padding_items and not recut:
             return {"ledger": []} | ({} if self._ended is None else {"ended": self._ended})
         self._ensure_session(ledger)
         return {"ledger": [*ledger.position()]}

@@ -146,6 +146,27 @@ def test_the_cut_may_change_at_a_restart(delivered: tuple[int, int], tmp_path: P
     assert [epoch.delivered for epoch in proof.epochs] == [12, 12]
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["within the epoch", "at its start"])
+def test_a_rank_that_had_delivered_nothing_since_a_restart_belongs_to_the_others(begun: bool, tmp_path: Path) -> None:
+    ds = numbers((3,)).filter(_any)
+    before = ds.loader(ledger=tmp_path)
+    states = [saved_after(before, int(begun))]
+    crash([before])
+    loaders = [ds.loader(rank, 4, cut="step", uneven="keep", ledger=tmp_path) for rank in range(4)]
+    for loader in loaders:
+        loader.load_state_dict(states=states)
+    states = [saved_after(loader, 1 - rank % 2) for rank, loader in enumerate(loaders)]
+    crash(loaders)
+    finish(ds, 4, "step", tmp_path, states)
+    proof = ps.ledger(tmp_path).verify()
+    assert proof.ok, proof
+    assert proof.finished
+
+
+def _any(sample: dict[str, Any]) -> bool:
+    return True
+
+
 @pytest.mark.parametrize("name", ["shuffle", "filter", "late shuffle"])
 def test_what_counts_is_what_an_uninterrupted_run_delivers(name: str, tmp_path: Path) -> None:
     ds = CORPUS[name]().batched(4)

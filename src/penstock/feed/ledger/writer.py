@@ -97,8 +97,8 @@ def resume_point(states: Sequence[State], own: State | None) -> ResumePoint:
     """
     used = list(states) if own is None else [own]
     begun = [state for state in used if (state.counted or {}).get("ledger") != []]
-    if own is not None and not begun:
-        return ResumePoint(cut=own.cut)
+    if not begun:
+        return ResumePoint(cut=None if own is None else own.cut)
     return ResumePoint(
         "recut" if own is None else "own",
         tuple(map(_parent, begun)),
@@ -140,6 +140,7 @@ class LedgerWriter:
         self.step = 0
         self._epoch: int | None = None  # of the current session
         self._session = ""
+        self._recut = False  # the current session resumed from those of all ranks of another world
         self._retracted = False  # the last step of the current session was not delivered
         self._session_count = 0
         self._token = secrets.token_hex(6)
@@ -153,6 +154,10 @@ class LedgerWriter:
     def has_session(self, epoch: int) -> bool:
         """Return whether the current session is one of this epoch."""
         return self._epoch == epoch
+
+    def is_recut(self, epoch: int) -> bool:
+        """Return whether the current session is one of this epoch, which was cut again for it."""
+        return self._recut and self.has_session(epoch)
 
     def begin(self, dataset: SessionDataset, epoch: int, cut: Cut, resumed: ResumePoint) -> None:
         """Begin a session.
@@ -170,6 +175,7 @@ class LedgerWriter:
         self._session_count += 1
         self.flush()
         self._epoch, self.step, self._retracted = epoch, resumed.step, False
+        self._recut = resumed.how == "recut"
         fields = {
             "session": self._session,
             "dataset": dataset.name,
@@ -244,6 +250,7 @@ class LedgerWriter:
             count += rows.shape[1]
         self.flush()
         self._write(encode_fields(END, {"step": self.step, "held": self._retracted, "dropped": count}))
+        self._recut = False
         self.close()
 
     def close(self) -> None:
