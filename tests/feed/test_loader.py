@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections import Counter
 from itertools import islice
@@ -242,8 +243,10 @@ def test_a_rank_without_a_part_of_the_rest_yields_nothing_of_it(filtered: bool) 
     for rank in range(4):
         loader = ds.loader(rank, 4, uneven="keep")
         loader.load_state_dict(states=states)
+        copy = pickle.loads(pickle.dumps(loader))
         rest.append(_xs_of(loader))
-        assert loader.epoch == 1
+        assert _xs_of(copy) == rest[-1]
+        assert loader.epoch == copy.epoch == 1
     assert sorted(x for part in rest for x in part) == [3, 4, 5]
     assert [] in rest
 

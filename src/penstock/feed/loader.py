@@ -333,6 +333,7 @@ class Loader:
             resumed = ResumePoint("own", (self._ledger.position(),))
         options = {"format": self._format, "ledger": None if self._ledger is None else self._ledger.folder}
         members = {"_rest": rest, "_epochs": self._epochs, "_resume_point": resumed, "_ended": self._ended}
+        members |= {"_shares_rest": self._shares_rest}
         return _unpickle_loader, (cloudpickle.dumps((self.plan, self.cut, self.epoch, options)), members)
 
     def _refuse_in_workers(self) -> None:
