@@ -318,6 +318,29 @@ def test_workers_share_a_loader_and_the_rest_of_its_epoch() -> None:
     assert first + _rows(loader) == _rows(ds.loader(1, 2)), "pickling does not change a loader"
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_begins_where_the_loader_is(workers: int) -> None:
+    ds = _ds().batched(8)
+    loader = ds.loader()
+    items = iter(loader)
+    first = next(items)["x"].tolist()
+    assert [first, *_rows(_loader(loader, workers))] == _rows(ds.epoch(0))
+    ended = ds.loader()
+    list(ended)
+    assert _rows(_loader(ended, workers)) == _rows(ds.epoch(1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_rest_of_a_fixed_epoch_comes_once(workers: int) -> None:
+    ds = _ds().batched(8).epoch(3)
+    loader = ds.loader()
+    first = _some(loader, 1)
+    dataloader = _loader(loader, workers)
+    assert first + _rows(dataloader) == _rows(ds)
+    loader.set_epoch(1)  # trainers do so at every epoch
+    assert _rows(dataloader) == _rows(ds)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_writing_to_tensors_does_not_change_the_table(workers: int) -> None:
     table = pa.table({"id": list(range(20))})

@@ -81,13 +81,13 @@ class Loader:
         self.cut = cut
         self._format, self._share, self._one_epoch = format, share, one_epoch
         self._epochs = Epochs(epoch)  # for workers only: the loader itself uses ``epoch``
-        self.epoch = epoch
         self._dropped: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padded: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padding: Padding | None = None
         self._padding_items = 0  # in this epoch so far
         self._backend = backend or LocalBackend(self.plan, cut, share, fetches_counts=ledger is not None)
         self._backend.cut = cut
+        self.epoch = epoch if self._backend.fixed_epoch is None else self._backend.fixed_epoch
         self._skipped: list[Skipped] = []
         self._live: Delivery | None = None  # of the live iterator
         self._meters = Meters()
@@ -213,6 +213,7 @@ class Loader:
         """Go to the start of an epoch."""
         self.epoch, self._rest, self._padding_items, self._shares_rest = epoch, None, 0, False
         self._resume_point = self._ended = None
+        self._epochs.reach(epoch)
 
     def _agreed_items(self, live: Delivery, items: Iterator[Any], agreement: Agreement) -> Iterator[Any]:
         """Yield the items of as many steps as the ranks agree on."""
@@ -312,7 +313,8 @@ class Loader:
             PlanError: The epoch is not a whole number of at least 0.
         """
         epoch = check_count("epoch", epoch)
-        epoch = epoch if self._backend.fixed_epoch is None else self._backend.fixed_epoch
+        if self._backend.fixed_epoch is not None:
+            return
         if epoch != self.epoch:
             self._pause()
             self._go_to(epoch)
@@ -327,14 +329,17 @@ class Loader:
         if self._backend.worker_problem is not None:
             raise PlanError(f"the loader cannot be sent to another process: {self._backend.worker_problem}")
         self._refuse_if_agreed("other processes")
-        rest = self._rest if self._live is None else self._live.here()
-        resumed = self._resume_point
+        rest, resumed = self._here(), self._resume_point
         if self._ledger is not None and rest is not None and self._ledger.has_session(self.epoch):
             resumed = ResumePoint("own", (self._ledger.position(),))
         options = {"format": self._format, "ledger": None if self._ledger is None else self._ledger.folder}
         members = {"_rest": rest, "_epochs": self._epochs, "_resume_point": resumed, "_ended": self._ended}
         members |= {"_shares_rest": self._shares_rest}
         return _unpickle_loader, (cloudpickle.dumps((self.plan, self.cut, self.epoch, options)), members)
+
+    def _here(self) -> Start | None:
+        """Return where a new iterator would begin; None: at the start of the epoch."""
+        return self._rest if self._live is None else self._live.here()
 
     def _refuse_in_workers(self) -> None:
         """Refuse to run in the workers of a DataLoader what only the process that trains can do.
@@ -364,8 +369,8 @@ class Loader:
 
     def _worker_loader(self, epoch: int, share: WorkerShare | None) -> Loader:
         """Return a loader for one epoch of a worker of a DataLoader."""
-        if self._rest is not None and self.epoch == epoch and share is not None:
-            share = replace(share, rest=self._rest)
+        if self.epoch == epoch and share is not None:
+            share = replace(share, rest=self._here())
         return Loader(self.plan, self.cut, epoch, format=self._format, share=share, one_epoch=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -374,8 +379,7 @@ class Loader:
         Raises:
             PlanError: The source cannot be resumed.
         """
-        start = self._rest if self._live is None else self._live.here()
-        start = start or self._backend.first_start(self.epoch)
+        start = self._here() or self._backend.first_start(self.epoch)
         counts: dict[str, Any] = {} if start.quota is None else {"quota": start.quota}
         if self._padding_items:
             counts = {"padded": self._padding_items}

@@ -33,7 +33,8 @@ class TorchStream(Iterator[Any]):
         plan: The plan to run.
         epochs: Counts the passes.
         worker: The worker of a DataLoader that this process is.
-        make_loader: Returns the loader of an epoch, or of a worker's share of the epoch.
+        make_loader: Returns the loader of a pass, given its number in the count of epochs, or of a worker's share of
+            it. A plan may fix the epoch of all passes.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class TorchStream(Iterator[Any]):
         make_loader: Callable[[int, WorkerShare | None], StatefulLoader],
     ) -> None:
         self._plan, self._epochs, self._worker, self._make_loader = plan, epochs, worker, make_loader
-        self.epoch = epochs.next(worker) if plan.epoch is None else plan.epoch
+        self._number = epochs.next(worker)
+        self.epoch = self._number if plan.epoch is None else plan.epoch
         self._loader: StatefulLoader | None = None
         self._items: Iterator[Any] | None = None
         self._loaded: Mapping[str, Any] | None = None
@@ -62,7 +64,7 @@ class TorchStream(Iterator[Any]):
             if share is not None and self._loaded is not None:
                 share = WorkerShare(share.id, share.workers, self._loaded["run"])
             self._run_length = None if share is None else share.run_length
-            self._loader = self._make_loader(self.epoch, share)
+            self._loader = self._make_loader(self._number, share)
             if self._loaded is not None:
                 self._loader.load_state_dict(self._loaded["state"])
         return self._loader
@@ -82,7 +84,7 @@ class TorchStream(Iterator[Any]):
         """
         self._check(state)
         self._loader = self._items = None
-        self.epoch = state["epoch"]
+        self.epoch = self._number = state["epoch"]
         self._loaded = state if "state" in state else None
         if self._plan.epoch is None:
             self._epochs.reach(self.epoch + 1)
