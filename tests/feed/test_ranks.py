@@ -4,6 +4,7 @@ import sys
 import warnings
 from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,12 @@ def test_a_process_alone_is_rank_0_of_1() -> None:
 
 def test_given_values_are_used() -> None:
     assert find_rank(2, 5) == (2, 5)
+
+
+@pytest.mark.parametrize(("rank", "world"), [("0", "1"), (-1, 2), (0, 0), (True, 2), (0.0, 1)])
+def test_given_values_that_are_not_whole_numbers_are_refused(rank: Any, world: Any) -> None:
+    with pytest.raises(PlanError, match=r"(rank|world)=.*: expected a whole number"):
+        find_rank(rank, world)
 
 
 def test_rank_and_world_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

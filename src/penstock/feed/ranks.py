@@ -7,6 +7,7 @@ import sys
 import warnings
 
 from penstock.errors import PlanError
+from penstock.plan import check_count
 
 # Rank and world as launchers set them: torchrun and most others, Slurm, Open MPI.
 _VARIABLES = (
@@ -20,10 +21,10 @@ def find_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     """Return the given rank and world, else those of torch.distributed, Ray Train or the environment, else 0 and 1.
 
     Raises:
-        PlanError: Only one of them is given, or the values in the environment are not numbers.
+        PlanError: Only one of them is given, or the values, given or in the environment, are not numbers.
     """
     if rank is not None and world is not None:
-        return rank, world
+        return check_count("rank", rank), check_count("world", world, least=1)
     if rank is not None or world is not None:
         raise PlanError(f"rank={rank!r}, world={world!r}: give both, or neither")
     return _in_process_group() or _in_ray_train() or _in_environment() or (0, 1)
