@@ -14,6 +14,8 @@ from penstock.errors import PlanError
 from penstock.feed.batch_format import BatchFormat, map_ahead
 from penstock.testing import numbers
 
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
 
 def _ds() -> ps.Dataset:
     return numbers((30, 12, 20)).shuffle(10)
@@ -57,6 +59,8 @@ def test_dtypes_apply_to_the_fields_they_name(name: Any, dtype: Any) -> None:
         ({"format": "tensorflow"}, "format"),
         ({"format": "numpy", "device": "cpu"}, "main memory"),
         ({"format": "numpy", "pin_memory": True}, "for format='torch'"),
+        pytest.param({"format": "torch", "pin_memory": True}, "no GPU", marks=WITHOUT_GPU),
+        pytest.param({"format": "torch", "device": "cuda:1"}, "no GPU", marks=WITHOUT_GPU),
         ({"format": "torch", "dtypes": "float32"}, "torch.dtype"),
         ({"format": "numpy", "dtypes": "nothing"}, "numpy dtype"),
         ({"format": "torch", "prefetch": -1}, "prefetch"),
@@ -120,6 +124,13 @@ for rank in range(2):
     again = loader(rank)
     again.load_state_dict(state)
     got += [x for batch in again for x in batch["x"].tolist()]
+for device in ("cpu:99", "cpu:x", "abacus"):
+    try:
+        next(iter(numbers((3,)).loader(format="jax", device=device)))
+    except ps.errors.PlanError as error:
+        assert f"device={device!r}: JAX has no such device" in str(error)
+    else:
+        raise AssertionError(device)
 label = next(iter(numbers((3,)).loader(format="jax")))["x"]
 assert isinstance(label, jax.Array) and label.shape == ()
 proof = ps.ledger("ledger").verify()

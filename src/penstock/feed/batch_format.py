@@ -56,15 +56,20 @@ class BatchFormat:
         _IMPORT[self.name]()
         if self.name == "torch" and self.device is not None:
             self._check_device()
+        if self.pin_memory and not getattr(_torch(), "accelerator", _torch().cuda).is_available():
+            raise PlanError("pin_memory=True: torch finds no GPU on this machine")
         for dtype in self.dtypes.values() if isinstance(self.dtypes, Mapping) else [self.dtypes]:
             self._check_dtype(dtype)
 
     def _check_device(self) -> None:
+        torch = _torch()
         try:
-            _torch().device(self.device)
+            device = torch.device(self.device)
         except (RuntimeError, TypeError) as exc:
             problem = str(exc).splitlines()[0]
             raise PlanError(f"device={self.device!r}: give a device of torch, such as 'cuda': {problem}") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise PlanError(f"device={self.device!r}: torch finds no GPU on this machine")
 
     def _check_dtype(self, dtype: Any) -> None:
         if self.name == "torch" and not (dtype is None or isinstance(dtype, _torch().dtype)):
@@ -138,7 +143,10 @@ class BatchFormat:
         device = self.device
         if isinstance(device, str):
             platform, _, number = device.partition(":")
-            device = jax.devices(platform)[int(number or 0)]
+            try:
+                device = jax.devices(platform)[int(number or 0)]
+            except (RuntimeError, ValueError, IndexError) as exc:
+                raise PlanError(f"device={device!r}: JAX has no such device here: {exc}") from exc
         return jax.device_put(jax.numpy.asarray(value, dtype=dtype), device)
 
     def convert_all(self, items: Iterator[tuple[Any, Any]]) -> Generator[tuple[Any, Any], None, None]:
