@@ -371,7 +371,13 @@ def test_ranks_cannot_be_equal_where_the_count_changes(chain: Any, uneven: Any) 
 
 def test_a_second_cut_is_refused() -> None:
     cut = numbers((9,)).shard(0, 2)
-    for again in (lambda: cut.shard(0, 2), lambda: cut.split(2), lambda: cut.loader(0, 2)):
+    for again in (
+        lambda: cut.shard(0, 2),
+        lambda: cut.split(2),
+        lambda: cut.loader(0, 2),
+        lambda: cut.loader(uneven="drop"),
+        lambda: cut.loader(cut="step"),
+    ):
         with pytest.raises(PlanError, match="already cut"):
             again()
 

@@ -434,6 +434,9 @@ class Dataset(WriteMethods):
         if self.plan.cut is not None:
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")
+            if uneven not in (None, self.plan.cut.uneven) or cut not in ("range", self.plan.cut.kind):
+                problem = "the dataset is already cut by shard(); leave out shard(), or these arguments"
+                raise PlanError(f"loader(cut={cut!r}, uneven={uneven!r}): {problem}")
             return Loader(self.plan, self.plan.cut, first, **options)
         in_worker = rank is not None and this_worker() is not None
         rank, world = find_rank(rank, world)
