@@ -233,3 +233,9 @@ def test_what_ray_train_looks_up_is_answered_with_what_to_pass() -> None:
     with pytest.raises(AttributeError, match=r"no 'nothing'$"):
         _ = ds.nothing  # type: ignore[attr-defined]
     assert not hasattr(ds, "set_name")
+
+
+def test_stats_before_the_first_run_say_that_nothing_has_run() -> None:
+    ds = numbers((3,))
+    for stats in (ds.stats(), ds.loader().stats()):
+        assert (stats.running, stats.seconds, stats.bottleneck) == (False, 0.0, "nothing has run yet")

@@ -63,7 +63,7 @@ class Dataset(WriteMethods):
         self._epochs = Epochs()
         self._opened: Program | None = None
         self._opened_stamp: object = None
-        self._meters: Meters | Loader = Meters()
+        self._meters: Meters | Loader = Meters(begun=0.0, ended=0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         plan = cloudpickle.dumps(self.plan)  # cloudpickle supports lambdas and functions of the main module

@@ -90,7 +90,7 @@ class Loader:
         self.epoch = epoch if self._backend.fixed_epoch is None else self._backend.fixed_epoch
         self._skipped: list[Skipped] = []
         self._live: Delivery | None = None  # of the live iterator
-        self._meters = Meters()
+        self._meters = Meters(begun=0.0, ended=0.0)
         self._rest: Start | None = None  # where to resume while no iterator is live; None: at the start of the epoch
         self._shares_rest = False  # several ranks share the rest: this one's part of it may be empty
         self._in_torch_pass = False  # a DataLoader without workers began the last iterator
