@@ -3,11 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from penstock.lazy import cached_property
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "penstock"
 PACKAGES = [
@@ -87,3 +90,24 @@ def test_a_name_that_is_also_a_submodule_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", "import clashing"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "clashing: {'load'} are also modules of the package" in done.stderr
+
+
+def test_a_property_may_wait_for_a_thread_that_computes_that_of_another_object() -> None:
+    """Python 3.11's own waits forever: it has one lock for all objects."""
+
+    class Node:
+        def __init__(self, below: Node | None) -> None:
+            self.below = below
+
+        @cached_property
+        def depth(self) -> int:
+            if self.below is None:
+                return 0
+            below = self.below
+            with ThreadPoolExecutor(1) as pool:
+                below_depth: int = pool.submit(lambda: below.depth).result(60)
+                return below_depth + 1
+
+    top = Node(Node(None))
+    assert top.depth == 1
+    assert vars(top)["depth"] == 1

@@ -1,14 +1,31 @@
-"""Lazy public names of a package: written once, as imports that type checkers see, and loaded on first use."""
+"""What is made on first use: the public names of a package, written once as imports, and properties."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _IMPORTS_HEADER = "\nif TYPE_CHECKING:\n"
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """A property that is computed once per object, without a lock on every Python.
+
+        Python 3.11 holds one lock for all objects of a class: a value that runs a plan, whose threads compute the same
+        property of other objects, would never be found.
+        """
+
+        def __init__(self, compute):
+            super().__init__(compute)
+            self.lock = nullcontext()
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -28,6 +28,16 @@ def test_nothing_runs_before_it_is_read() -> None:
     assert sorted(calls) == [1, 2]
 
 
+def test_relations_of_relations_run_their_plans_in_threads() -> None:
+    ds = ps.from_items([{"k": i % 3, "x": -i} for i in range(9)])
+    names = ps.from_items([{"k": 1, "name": "one"}, {"k": 2, "name": "two"}]).map(dict).sort("name")
+    assert ds.join(names, "k").groupby("name").count().take_all() == [
+        {"name": "one", "count": 3},
+        {"name": "two", "count": 3},
+    ]
+    assert [sample["x"] for sample in ds.sort("x").map(dict).sort("k")] == [-6, -3, 0, -7, -4, -1, -8, -5, -2]
+
+
 def test_only_the_grouped_fields_are_read(tmp_path: Any) -> None:
     ps.from_items([{"__key__": str(i), "txt": "x" * 99, "cls": i % 3} for i in range(9)]).write_tar(str(tmp_path))
     ds = ps.read_tar(str(tmp_path)).decode(txt=lambda data: 1 // 0).groupby("cls").count()

@@ -18,7 +18,6 @@ import time
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from penstock.blobs.checksums import CELL, U32, first_damaged
 from penstock.blobs.remote_bytes import RemoteBytes, Window, new_buffer
 from penstock.errors import DataError, StorageError
+from penstock.lazy import cached_property
 from penstock.storage import Info, Storage
 from penstock.storage.protocol import LateBuffers
 from penstock.storage.retry import wanted, while_wanted

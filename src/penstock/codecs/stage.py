@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from penstock.codecs.feature_codecs import decode_file, feature_decoder, to_tar_field
@@ -12,6 +12,7 @@ from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, decoder_by_spec, encode
 from penstock.errors import MissingExtra, PlanError
+from penstock.lazy import cached_property
 from penstock.plan import (
     BatchRows,
     Block,

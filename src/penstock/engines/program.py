@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from penstock.engines.quarantine import Quarantine, read_identities
 from penstock.engines.read_stage import Finder
 from penstock.engines.segments import DEFAULT_RESOURCES, Segment, build_levels
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.lazy import cached_property
 from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail, total
 from penstock.plan import (
     Arrangement,

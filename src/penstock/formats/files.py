@@ -6,7 +6,6 @@ import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from penstock.blobs.small_objects import ObjectFetcher
 from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits
 from penstock.storage import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import DataError
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Reader, Source, Traits
 

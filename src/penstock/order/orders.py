@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.lazy import cached_property
 from penstock.order import pieces as piece_ops
 from penstock.order.hashing import I64, U64, fold, fold_into, permute
 from penstock.order.pieces import ENDLESS, Piece

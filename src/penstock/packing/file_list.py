@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO, TextIOWrapper
 from typing import IO, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.files import IMAGE_SUFFIXES
 from penstock.formats.manifest import MANIFEST
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits
 from penstock.plan.values import Workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from penstock.engines import Program, start_run
 from penstock.errors import DataError, PlanError, import_extra
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import is_number
+from penstock.lazy import cached_property
 from penstock.order import I64, fold_into
 from penstock.plan import Block, Columns, Context, FlatMap, Place, Plan, pick_rows, sample_error
 from penstock.relations.database import memory_of

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.relations.aggregates import SQUARE_BITS, magnitude_bands
 from penstock.relations.database import StagedTable

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -28,6 +27,7 @@ from penstock.codecs.markup import joined_markup, tag
 from penstock.codecs.previews import picture, sound
 from penstock.dataset import Dataset
 from penstock.errors import PenstockError, PlanError, message_of
+from penstock.lazy import cached_property
 from penstock.view.balance_pages import balance_page, measure_balance
 from penstock.view.browser import Browser, parse_position
 from penstock.view.layout import note, page

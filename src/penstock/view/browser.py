@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from penstock.errors import DataError, PenstockError, PlanError
 from penstock.formats.files import FilesReader
 from penstock.formats.tar.index import Index
 from penstock.formats.tar.reader import TarReader
+from penstock.lazy import cached_property
 from penstock.order import I64, Order
 from penstock.plan import Fields, Reader, unshuffled
 from penstock.plan.expression_text import TextExpression

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError, import_extra
+from penstock.lazy import cached_property
 from penstock.plan import check_choice
 from penstock.vision.decoding import read_image
 from penstock.vision.resampling import Pixels, opencv

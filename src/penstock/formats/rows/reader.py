@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import check_sets, current_files
 from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, write_cached_offsets
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, ShardCache, Source, Traits, join_columns, pick_rows
 from penstock.plan.values import Workers

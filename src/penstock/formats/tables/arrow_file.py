@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from penstock.formats.tables.parquet_file import (
     remote_stamp,
     with_partition,
 )
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan.expressions import Condition, Extent
 from penstock.storage import Storage

@@ -9,13 +9,13 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.tables.values import is_number, plain, plain_type
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan.expressions import Condition, Extent
 from penstock.storage import Storage, redacted

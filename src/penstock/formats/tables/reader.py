@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.formats.tables.columns import ABSENT, ArrowColumns
 from penstock.formats.tables.parquet_file import ParquetFile, Partition, open_parquet
 from penstock.formats.tables.row_groups import Batches, GroupKey, PendingGroup, RowGroupCache, default_cache_bytes
 from penstock.formats.tables.values import cast_like, castable, plain_type
+from penstock.lazy import cached_property
 from penstock.order import I64
 from penstock.plan import Condition, Fields, Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of

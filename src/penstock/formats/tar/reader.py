@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -38,6 +38,7 @@ from penstock.formats.tar.remote import (
 )
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.unindexed import UnindexedShard
+from penstock.lazy import cached_property
 from penstock.plan import Fields, Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.cache import cached_shards
