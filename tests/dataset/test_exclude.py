@@ -146,6 +146,12 @@ def test_exclusion_is_done_before_a_shuffle_and_after_a_limit() -> None:
     assert len(numbers((8,)).exclude(three).repeat(2)) == len(numbers((8,)).repeat(2).exclude(three)) == 14
 
 
+def test_exclusion_after_a_sort_finds_samples_where_they_are_now() -> None:
+    ds = numbers((8,)).sort("x", descending=True)
+    assert xs(ds.exclude((0, "shard-0000", 3), (0, "shard-0001", 0))) == [7, 6, 5, 4, 2, 1, 0]
+    assert xs(numbers(()).sort("x").exclude((0, "shard-0000", 3))) == []
+
+
 def test_exclusions_move_no_sample_to_the_other_side_of_a_split() -> None:
     gone = [(0, "shard-0001", index) for index in range(0, 20, 2)]
     train, test = numbers(COUNTS).train_test_split(0.4)

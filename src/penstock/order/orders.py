@@ -378,7 +378,9 @@ class PermutedOrder(Order):
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
         positions = self._inner.find(leaf, name, index)
-        return np.where(positions < 0, positions, self._inverse[np.maximum(positions, 0)])
+        found = positions >= 0
+        positions[found] = self._inverse[positions[found]]
+        return positions
 
     def _spans(self, stop: int) -> Spans:
         return self._inner.spans()
