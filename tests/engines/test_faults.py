@@ -24,8 +24,10 @@ import pytest
 import penstock
 from penstock.dataset import Dataset, from_items
 from penstock.engines import EngineName
-from penstock.errors import DataError, PenstockError, StageError
+from penstock.errors import DataError, PenstockError, StageError, StorageError
+from penstock.plan import Plan
 from penstock.testing import numbers
+from penstock.testing.number_source import Numbers, NumbersReader
 
 SOURCE = str(Path(penstock.__file__).parents[1])
 
@@ -318,6 +320,32 @@ def test_none_is_an_item_like_any_other_but_map_does_not_return_it(engine: Engin
 def test_a_flat_map_whose_function_returns_no_iterable_is_an_error(engine: EngineName) -> None:
     with pytest.raises(StageError, match="TypeError"):
         list(from_items([1]).flat_map(lambda x: None).on(engine))  # type: ignore[arg-type,return-value]
+
+
+class _LostShard(NumbersReader):
+    def count(self, shard: int) -> int:
+        if shard == 2:
+            raise StorageError("there is no such object", "shard-0002")
+        return super().count(shard)
+
+
+class _WithLostShard(Numbers):
+    def open(self) -> NumbersReader:
+        return _LostShard(self)
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_what_comes_before_a_shard_that_cannot_be_opened_is_delivered_first(engine: EngineName) -> None:
+    ds = Dataset(Plan(_WithLostShard((20, 20, 20), hidden=True))).map(slow, workers=2).on(engine)
+    double = ds.map_batches(lambda batch: {"x": batch["x"] * 2}, 16, workers=2)
+    for plan, want in [(ds.batched(5), 8), (double.map(identity, workers=3), 40)]:
+        got: list[Any] = []
+        loader = plan.loader()
+        with pytest.raises(StorageError, match="there is no such object"):
+            got.extend(loader)
+        assert len(got) == want
+        assert loader.state_dict()["left"][0][0] == [2, 0]
+    assert len(list(ds.flat_map(lambda sample: [sample]).limit(40))) == 40
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

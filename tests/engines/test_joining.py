@@ -106,11 +106,12 @@ def test_samples_are_joined_before_they_are_read() -> None:
     assert [item["x"] for block in out for item in block.items] == list(range(10))
 
 
-def test_an_error_ends_the_last_block_after_the_items_before_it() -> None:
-    blocks = blocks_of(numbers((4, 4), bad=[6]), 1)[:7]
+@pytest.mark.parametrize(("size", "want"), [(1, [[0, 1, 2, 3], [4, 5], []]), (3, [[0, 1, 2, 3], [4, 5]])])
+def test_an_error_comes_last_after_the_items_before_it(size: int, want: list[list[int]]) -> None:
+    blocks = blocks_of(numbers((4, 4), bad=[6]), size)[:7]
     joined = list(join_blocks(iter(blocks), 4, 1 << 40, ""))
-    assert [[item["x"] for item in block.items] for block in joined] == [[0, 1, 2, 3], [4, 5]]
-    assert [block.lineage.error is not None for block in joined] == [False, True]
+    assert [[item["x"] for item in block.items] for block in joined] == want
+    assert [block.lineage.error is not None for block in joined] == [False] * (len(want) - 1) + [True]
 
 
 def test_rows_beyond_the_memory_limit_come_in_smaller_blocks_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:

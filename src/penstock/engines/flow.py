@@ -150,12 +150,11 @@ def flow(
         locate: Replaces the program's finder, if the workers that read the samples also locate them.
         join_bytes: The most bytes that are held back to give a stage the number of rows that it asks for.
 
-    Raises:
-        PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised:
-            the last block carries it.
+    What fails is not raised: the last block carries it, so that what came before it is delivered first.
     """
     memory = BatchMemory()
-    first = blocks = _stream(program) if order is None else walk(program, order, start, sizer, locate)
+    first = _stream(program) if order is None else walk(program, order, start, sizer, locate)
+    blocks = _until_error(first)
     if batch_size := _known_batch_size(program):
         blocks = _with_rows(blocks, memory, batch_size)
     for number, level in enumerate(program.levels):
@@ -185,6 +184,14 @@ def _closing(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]
     finally:
         if isinstance(first, Generator):
             first.close()
+
+
+def _until_error(blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks; if the order cannot be walked, or samples cannot be located, the last one carries the error."""
+    try:
+        yield from blocks
+    except Exception as error:
+        yield empty_block(error=error)
 
 
 def _count_starved(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:

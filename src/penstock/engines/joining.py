@@ -39,7 +39,7 @@ def join_blocks(blocks: Iterator[Block], rows: int, max_bytes: int, name: str) -
             yield from waiting.flush()
         waiting.add(block)
         if lineage.error is not None:
-            yield from waiting.flush(lineage.error)
+            yield from waiting.flush(None if block.is_marker else lineage.error)
             return
         if lineage.ends_part:
             yield from waiting.flush()
@@ -122,7 +122,7 @@ class _Waiting:
     nbytes: int = 0
 
     def add(self, block: Block) -> None:
-        if block.is_marker and block.lineage.error is None:
+        if block.is_marker:
             self.markers.append(block)
             return
         part = _Part.of(block)
@@ -151,14 +151,17 @@ class _Waiting:
 
     def flush(self, error: Exception | None = None) -> Iterator[Block]:
         """Yield everything that waits as one block, which ends with an error if one is given."""
-        ending = [marker for marker in self.markers if marker.lineage.ends_part]
-        self.markers = [marker for marker in self.markers if not marker.lineage.ends_part]
-        yield from self._take_markers()
+        markers = self._take_markers()
+        yield from (marker for marker in markers if not _is_ending(marker))
         if self.parts:
             parts, self.parts = self.parts, deque()
             self.rows = self.nbytes = 0
             yield _joined(list(parts), error)
-        yield from ending
+        yield from filter(_is_ending, markers)
+
+
+def _is_ending(marker: Block) -> bool:
+    return marker.lineage.ends_part or marker.lineage.error is not None
 
 
 def _joined(parts: list[_Part], error: Exception | None = None) -> Block:

@@ -117,10 +117,10 @@ class EmptyOrigin:
         return rows
 
 
-def empty_block(passed: Block | None = None, *, ends_part: bool = False) -> Block:
+def empty_block(passed: Block | None = None, *, ends_part: bool = False, error: Exception | None = None) -> Block:
     """Return a block without items; it reports the inputs of ``passed``, a block that produced no output."""
     lineages = () if passed is None else (ItemLineage(passed.lineage, 0, 0, with_gaps=True),)
-    return Block([], np.zeros(0, np.uint64), Lineage(EmptyOrigin(lineages), 0, ends_part=ends_part))
+    return Block([], np.zeros(0, np.uint64), Lineage(EmptyOrigin(lineages), 0, error=error, ends_part=ends_part))
 
 
 @dataclass(slots=True)
