@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, from_items, read_json, read_tar, read_text
 from penstock.engines import Program
 from penstock.errors import PlanError
+from penstock.plan import col
 from penstock.testing import numbers
 
 UNEVEN: tuple[Literal["drop", "pad"], ...] = ("drop", "pad")
@@ -58,3 +63,33 @@ def test_equal_ranks_stay_equal_after_a_limit_per_rank() -> None:
 def test_ranks_cannot_be_equal_without_counts() -> None:
     with pytest.raises(PlanError, match="needs the counts of the shards"):
         list(numbers((3, 4), hidden=True).shard(0, 2, uneven="drop"))
+
+
+def tar_of(**members: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name.replace("_", "."))
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("read", "empty", "content"),
+    [
+        (read_tar, tar_of(), tar_of(a_text=b"a")),
+        (read_json, b"", b'{"text": "a"}\n'),
+        (read_text, b"", b"a\n"),
+    ],
+)
+def test_a_shard_without_samples_hides_no_misspelt_field(
+    read: Callable[[str], Dataset], empty: bytes, content: bytes, tmp_path: Path
+) -> None:
+    for name, data in {"a": empty, "b": content, "c": empty}.items():
+        (tmp_path / name).write_bytes(data)
+    ds = read(f"{tmp_path}/?")
+    assert len(ds.select("text").take_all()) == 1
+    for misspelt in (ds.drop("texd"), ds.filter(col("texd") == "a")):
+        with pytest.raises(PlanError, match="no field 'texd'; the fields are text"):
+            misspelt.take_all()

@@ -479,7 +479,11 @@ def _names_in(reader: Reader, shards: list[int]) -> frozenset[str] | None:
         names = [reader.fields(shard) for shard in shards]
     except (DataError, StorageError):  # reading the shard will report it
         return None
-    return frozenset(name for shard in names for name in shard) if all(names) else None
+    if unnamed := [shard for shard, known in zip(shards, names, strict=True) if not known]:
+        counts = reader.counts(scan=False)
+        if counts is None or counts[unnamed].any():
+            return None
+    return frozenset(name for known in names for name in known)
 
 
 def _searched(reader: Reader) -> list[int]:

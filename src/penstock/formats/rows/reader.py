@@ -238,7 +238,7 @@ class RowsReader(Reader):
     def fields(self, shard: int) -> tuple[str, ...]:
         if shard not in self._field_names:
             rows = min(_FIRST_ROWS, self._offsets_of(shard).readable_rows)
-            items, _ = self.read_rows(shard, np.arange(rows), Fields())
+            items = self.read_rows(shard, np.arange(rows), Fields())[0] if rows else ()
             names = (name for item in items if isinstance(item, dict) for name in item)
             self._field_names[shard] = tuple(dict.fromkeys(names))
         return self._field_names[shard]
