@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 from typing import Any
@@ -68,3 +69,16 @@ def test_a_sample_ends_with_its_shard_even_if_the_next_one_begins_with_its_key()
 
     assert samples(tariterators) == samples(webdataset.tariterators)
     assert [sorted(sample)[2:] for sample in samples(tariterators)] == [["cls", "jpg"], ["cls", "json", "txt"]]
+
+
+@pytest.mark.parametrize("eof_value", [{}, None])
+def test_members_that_are_left_out_do_not_end_a_sample(eof_value: Any) -> None:
+    def samples(library: Any) -> list[Any]:
+        parts = []
+        for name, size in [("a.cls", 1), ("a.mp4", 3 << 20), ("a.mp5", 3 << 20), ("a.txt", 5)]:
+            parts += [member_header(name.encode(), size), bytes(size), ZEROS[: -size % 512]]
+        source = [{"url": "u", "stream": io.BytesIO(gzip.compress(b"".join([*parts, END_MARKER]), 1))}]
+        files = library.tar_file_expander(source, select_files=lambda name: ".mp" not in name, eof_value=eof_value)
+        return [*library.group_by_keys(iter(files))]
+
+    assert samples(tariterators) == samples(webdataset.tariterators)

@@ -114,7 +114,8 @@ def archive_members(
             places = [place for name, place in zip(names, places, strict=True) if name]
             names = [name for name in names if name]
         if content is None:
-            yield names, places
+            if names:
+                yield names, places
             continue
         at = 0
         try:
