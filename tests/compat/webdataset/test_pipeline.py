@@ -125,3 +125,10 @@ def test_samples_of_the_wrong_kind_are_errors() -> None:
     for unequal in (([1, 2], [3]), ([1], [2, 3]), {"a": [1], "b": [2, 3]}):
         with pytest.raises(ValueError, match=r"different lengths: \[1, 2\]"):
             run([unequal], wds.unbatched())
+
+
+@pytest.mark.parametrize("key", [None, 7, b"k"])
+def test_a_key_that_is_not_text_is_not_written(key: Any) -> None:
+    for library in (webdataset, wds):
+        with pytest.raises(ValueError, match="must"):
+            library.TarWriter(io.BytesIO()).write({"__key__": key, "cls": 1})

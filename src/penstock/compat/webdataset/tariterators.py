@@ -21,13 +21,11 @@ from penstock.formats.tar.members import archive_members
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
 _SKIPPED = r"__[^/]*__($|/)"
+meta_prefix = meta_suffix = "__"  # of members about the shard
 _reported: set[str] = set()  # damage that this process has warned of
 _SHARDS_AHEAD = 2  # remote shards that are fetched behind the one that is read, as far as memory allows
 
 Run = tuple[Sample, list[str], list[Any]]  # fields about a shard, names and data of some members; none: it has ended
-
-
-meta_prefix = meta_suffix = "__"  # of members about the shard
 
 
 class ShardError(DataError, tarfile.ReadError): ...  # a shard is damaged or truncated

@@ -47,10 +47,7 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     return _saved(image.save, format=format, **({"quality": 100} if format in ("JPEG", "TIFF") else {}))
 
 
-def numpy_dumps(data: Any) -> bytes:
-    return _saved(np.save, data)
-
-
+numpy_dumps = partial(_saved, np.save)
 _ENCODERS: dict[str, Encoder] = {  # of values that are neither bytes nor text
     "cls cls2 class count index inx id": lambda x: str(x).encode("ascii"),
     "pyd pickle": pickle.dumps,
@@ -115,8 +112,8 @@ class TarWriter(AbstractContextManager["TarWriter"]):
 
     def write(self, obj: dict[str, Any]) -> int:
         sample = self.encode(obj)
-        if "__key__" not in sample:
-            raise ValueError("object must contain a __key__")
+        if not isinstance(sample.get("__key__"), str):
+            raise ValueError(f"object must contain a __key__ that is text, got {sample.get('__key__')!r}")
         total, pieces = 0, []
         for name, value in sorted(sample.items()):
             if name == "__key__" or (name[0] == "_" and not self.keep_meta):
