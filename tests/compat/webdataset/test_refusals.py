@@ -46,7 +46,10 @@ def test_pickles_are_refused_in_every_decoder_and_the_switch_is_named(pickled: s
 def test_pth_fields_hold_tensors_only_unless_pickle_is_trusted(tmp_path: Path) -> None:
     with wds.TarWriter(str(tmp_path / "p.tar")) as sink:
         sink.write({"__key__": "a", "pth": Malicious()})
-    with pytest.raises(wds.DecodingError):
+    with pytest.raises(wds.DecodingError, match=r"more than tensors and plain values, .* wds\.trust\(pickle=True\)"):
+        next(iter(wds.WebDataset(str(tmp_path / "p.tar")).decode()))
+    wds.trust(pickle=True)
+    with pytest.raises(SystemExit, match="ran"):
         next(iter(wds.WebDataset(str(tmp_path / "p.tar")).decode()))
 
 

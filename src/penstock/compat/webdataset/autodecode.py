@@ -2,16 +2,15 @@
 
 import functools
 import importlib
-import io
 import json
 import os
 import pickle
-import re
 import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock import codecs
+from penstock.codecs.arrays import decode_pth
 from penstock.codecs.gz import decompress
 from penstock.codecs.images import IMAGE_SPECS, in_container, jpeg_pixels, load_image, open_image
 from penstock.compat.webdataset import utils
@@ -19,12 +18,11 @@ from penstock.compat.webdataset import utils
 pytorch_weights_only = os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") == "1"
 _LIMITS = codecs.Limits()
 
-IMAGE_EXTENSIONS = re.findall(
-    r"\w+",
-    """blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2
+_OF_PILLOW = """
+    blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2
     j2k jpc jpf jpx j2c icns ico im iim tif tiff jfif jpe jpg jpeg mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba
-    sgi ras tga icb vda vst webp wmf emf xbm xpm""",
-)
+    sgi ras tga icb vda vst webp wmf emf xbm xpm"""
+IMAGE_EXTENSIONS = _OF_PILLOW.split()
 _VIDEO, _AUDIO = "mp4 ogv mjpeg avi mov h264 mpg webm wmv", "flac mp3 sox wav m4a ogg wma"
 
 
@@ -32,8 +30,13 @@ def torch_loads(data: bytes) -> Any:
     """Load what ``torch.save`` wrote: tensors and plain values, and with ``wds.trust(pickle=True)`` anything."""
     if utils.enforce_security:
         raise ValueError("torch.loads is not allowed for security reasons when enforce_security is set.")
-    weights_only = pytorch_weights_only or not utils.trusted("pickle")
-    return importlib.import_module("torch").load(io.BytesIO(data), weights_only=weights_only, map_location="cpu")
+    try:
+        return decode_pth(data, _LIMITS, trust_pickle=utils.trusted("pickle") and not pytorch_weights_only)
+    except ValueError as exc:
+        if isinstance(exc.__cause__, pickle.UnpicklingError):
+            problem = "the pth field is damaged, or holds more than tensors and plain values, which is refused"
+            utils.require_trust("pickle", problem, problem)
+        raise
 
 
 def unpickle_loads(data: bytes) -> Any:
