@@ -111,8 +111,9 @@ def test_samples_of_the_wrong_kind_are_errors() -> None:
     def run(data: Any, stage: Any) -> Any:
         return list(wds.DataPipeline([data], stage))
 
-    with pytest.raises(AssertionError, match="map_tuple takes tuples"):
-        run([{"a": 1}], wds.map_tuple(str))
+    for sample, stage in (({"a": 1}, wds.map_tuple), ((1,), wds.map_dict)):
+        with pytest.raises(AssertionError, match="map_dict takes dicts, map_tuple takes tuples"):
+            run([sample], stage(handler=wds.ignore_and_continue))
     for wrong in ((1, 2), "ab"):
         with pytest.raises(AssertionError, match="unlisted takes lists"):
             run([wrong], wds.filters.unlisted())

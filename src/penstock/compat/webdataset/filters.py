@@ -48,12 +48,13 @@ class RestCurried:  # takes all arguments of a function but the first, and retur
 pipelinefilter = RestCurried
 
 
-def _on_each(f: Callable[..., Any]) -> Callable[..., Items]:
+def _on_each(f: Callable[..., Any], kind: Any = object) -> Callable[..., Items]:
     """Make a function of a sample one of an iterator; None drops a sample, and the handler decides about errors."""
 
     @functools.wraps(f)
     def stage(data: Source, /, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Items:
         for sample in data:
+            assert isinstance(sample, kind), f"map_dict takes dicts, map_tuple takes tuples, and got {type(sample)}"
             try:
                 result = f(sample, *args, **kw)
             except Exception as exn:
@@ -131,7 +132,7 @@ def _associate(sample: Sample, associator: Any) -> Sample:
     return {**sample, **(find(sample["__key__"]) or {})}
 
 
-@_on_each
+@functools.partial(_on_each, kind=dict)
 def _map_dict(sample: Sample, /, **kw: Any) -> Sample:
     for name, f in kw.items():
         sample[name] = f(sample[name])
@@ -144,9 +145,8 @@ def transform_with(sample: Any, transformers: Any) -> Any:
     return [value if f is None else f(value) for value, f in pairs]
 
 
-@_on_each
+@functools.partial(_on_each, kind=list | tuple)
 def _map_tuple(sample: Any, *args: Any) -> tuple[Any, ...]:
-    assert isinstance(sample, list | tuple), f"map_tuple takes tuples, and got {type(sample)}: use map_dict or to_tuple"
     return tuple(transform_with(sample, args[: len(sample)]))
 
 
