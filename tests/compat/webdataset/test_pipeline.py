@@ -105,6 +105,7 @@ def test_names_that_public_programs_use_are_there(url: str) -> None:
     mock = wds.MockDataset({"a": 1}, 3)
     assert isinstance(mock, wds.MockDataset)
     assert list(mock) == list(mock) == [{"a": 1}] * 3
+    assert list(wds.FluidWrapper([{"a": 1}, {"a": 2}]).to_tuple("a")) == [(1,), (2,)]
 
 
 def test_samples_of_the_wrong_kind_are_errors() -> None:

@@ -136,7 +136,9 @@ def _opener(cache_dir: Any, cache_size: float, url_to_name: Any, verbose: bool, 
     return cache.FileCache(folder, url_to_name, verbose, handler=handler, cache_size=cache_size)
 
 
-class FluidWrapper(DataPipeline, FluidInterface): ...
+class FluidWrapper(DataPipeline, FluidInterface):
+    def __init__(self, initial: Any) -> None:
+        super().__init__([initial])
 
 
 class WebLoader(DataPipeline, FluidInterface):
