@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.dataset import Dataset, from_items, read_json, read_tar, read_text
+from penstock.dataset import Dataset, read_json, read_tar, read_text
 from penstock.engines import Program
 from penstock.errors import PlanError
 from penstock.plan import col
