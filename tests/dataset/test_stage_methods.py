@@ -167,7 +167,7 @@ def test_a_flag_is_true_or_false(use: Any, shown: str) -> None:
         (lambda ds: ds.map(len, gpus=float("inf")), "gpus=inf"),
         (lambda ds: ds.decode(x="rgb9"), r"decode\(x='rgb9'\): unknown decode spec"),
         (lambda ds: ds.decode(x=_later), "is async"),
-        (lambda ds: ds.batched(2).decode("rgb8"), r"batched\(2\) joins them: put it before"),
+        (lambda ds: ds.batched(2).decode("rgb8"), r"batched\(2\) joins them: call decode\(\) before it"),
         (lambda ds: ds.batched_by(len, 2).decode(x="rgb8"), "joins them"),
     ],
 )
@@ -201,7 +201,7 @@ def _same(sample: Any) -> Any:
 @pytest.mark.parametrize("size", [float("nan"), -1])
 def test_a_size_that_is_no_size_is_an_error_of_its_sample(size: float) -> None:
     ds = ps.from_items([{"x": 1}, {"x": size}, {"x": 3}]).batched_by(lambda sample: sample["x"], 10)
-    with pytest.raises(StageError, match=r"a size is a number from 0 on.*batched_by.*key: 1"):
+    with pytest.raises(StageError, match=r"return a number of at least 0.*batched_by.*key: 1"):
         ds.take_all()
     assert [batch["x"].tolist() for batch in ds.on_error("skip")] == [[1, 3]]
 

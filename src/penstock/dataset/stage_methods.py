@@ -139,7 +139,9 @@ class StageMethods:
         given = field_specs(fields, by_field)
         last = self.plan.body[-1] if self.plan.body else None
         if isinstance(last, Batched | BatchedBy) and not (given and all(callable(spec) for _, spec in given)):
-            raise PlanError(f"decode() decodes the fields of samples, and {last.describe()} joins them: put it before")
+            raise PlanError(
+                f"decode() decodes the fields of samples, and {last.describe()} joins them: call decode() before it"
+            )
         resources = Resources(workers, on, cpus, gpus, retries, timeout_s)
         return self._then(Decode(spec, given, trust_pickle, limits or Limits(), resources=resources))
 

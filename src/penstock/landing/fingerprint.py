@@ -134,7 +134,7 @@ def result_digest(source: Any, reader: Any, stages: Sequence[Any], version: str 
     )
     if version is None and (url := next(untold, None)) is not None:
         raise PlanError(
-            f"cache(): the server does not tell when {redacted(url)} changes, by an ETag or a time; give "
+            f"cache(): the server does not report when {redacted(url)} changes, by an ETag or a time; give "
             "cache(version=...), and another version whenever the data changed"
         )
     hasher = _Hasher()

@@ -141,7 +141,7 @@ def target_text(url: str | os.PathLike[str]) -> str:
     if text == "-":
         raise PlanError("url='-': files cannot be written to a pipe; give a path, such as './-', or a URL")
     if [*islice(expand_braces(text), 2)] != [text]:
-        raise PlanError(f"{redacted(text)}: braces stand for several names, which readers look for; give another name")
+        raise PlanError(f"{redacted(text)}: braces stand for several names when they are read; use another name")
     return text
 
 

@@ -108,7 +108,7 @@ class BatchedBy(GroupStage):
     def weigh(self, item: Any) -> float:
         size = float(self.size_fn(item))
         if not size >= 0:
-            raise ValueError(f"{name_of(self.size_fn)} returned {size}; a size is a number from 0 on")
+            raise ValueError(f"{name_of(self.size_fn)} returned {size}: return a number of at least 0")
         return size
 
     def describe(self) -> str:

@@ -192,7 +192,7 @@ def _resolved(addresses: Sequence[Address]) -> list[Address]:
         try:
             found |= dict.fromkeys(address.resolved())
         except OSError as exc:
-            log.warning("the address of %s cannot be found now: %s", address, exc.strerror or exc)
+            log.warning("the address of %s cannot be resolved now: %s", address, exc.strerror or exc)
     return list(found)
 
 

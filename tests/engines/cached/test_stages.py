@@ -315,7 +315,7 @@ def test_results_on_a_server_that_does_not_tell_of_changes_need_a_version(tmp_pa
     url = f"memory://{tmp_path.name}/untagged.tar"
     _store_shard(url, "old")
     ds = ps.read_tar(url, storage=_Untagged())
-    with pytest.raises(PlanError, match=r"does not tell when memory://.*/untagged.tar changes.*cache\(version=...\)"):
+    with pytest.raises(PlanError, match=r"does not report when memory://.*/untagged.tar changes.*cache\(version=...\)"):
         next(iter(ds.cache(tmp_path)))
     assert [sample["txt"] for sample in ds.decode().cache(tmp_path, version=1)] == ["old"]
 

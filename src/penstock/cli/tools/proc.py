@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
             usage_error(f"there is no script {args.script!r}")
         args.command, args.script = args.script, None
     if not args.base or "/" in args.base or "." in args.base:
-        usage_error(f"--base {args.base!r} is not the base name of files: it has no dot and no slash")
+        usage_error(f"--base {args.base!r} cannot be the base name of files: give a name without a dot or a slash")
     if args.decode is not None and args.python is None:
         usage_error("--decode needs --python: a command gets the files undecoded")
     if args.python is not None and (args.where or args.count is not None):
