@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 import tomllib
@@ -106,6 +107,18 @@ def test_help_imports_nothing_heavy_and_is_quick() -> None:
     seconds, modules = json.loads(done.stdout)
     assert not HEAVY & set(modules)
     assert seconds < 0.2 * len(ALL_COMMANDS) / 3  # of CPU time: each command well below 200 ms
+
+
+@pytest.mark.parametrize("words", [["cat"], ["cat", "--where", "a == 1"], ["sort"], ["first", "-f", "a"]], ids=" ".join)
+def test_tools_that_only_copy_samples_do_not_import_numpy(words: list[str], tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        (tmp_path / "1.a").write_text("1")
+        archive.add(tmp_path / "1.a", "1.a")
+    script = (
+        f"import sys\nfrom penstock.cli import main\nassert main({[*words, str(tmp_path / 'a.tar')]!r}) == 0\n"
+        "sys.stdout.flush()\nassert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=True)
 
 
 def test_a_user_error_is_never_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from penstock.errors import DataError
-from penstock.order import I64
 from penstock.plan.values import Fields, Resources
+
+if TYPE_CHECKING:
+    from penstock.order import I64  # imports numpy, which tools that only copy samples do not need
 
 
 @dataclass(frozen=True, slots=True)
