@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import IO
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.http_client import HttpObject, HttpResponse, raise_if_transient, send_request
+from penstock.storage.http_client import HttpResponse, HttpStorage, raise_if_transient, send_request
 from penstock.storage.http_write import HttpUpload, delete_object, list_objects
-from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed_error, redacted
+from penstock.storage.protocol import Forbidden, Listed, NotFound, Upload, changed_error, redacted
 from penstock.storage.retry import DEFAULT, Retry, with_retries
 
 _MAX_REDIRECTS = 5  # more of them are a loop
@@ -23,7 +22,7 @@ Sent = bytes | IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class HTTP:
+class HTTP(HttpStorage):
     """Reads and writes ``http://`` and ``https://`` URLs, which may contain a user and password.
 
     Attributes:
@@ -46,20 +45,6 @@ class HTTP:
         if self.user is not None and self.token is not None:
             raise PlanError("HTTP: give a user and password, or a token, not both")
 
-    def info(self, url: str) -> Info:
-        return self._object(url).info()
-
-    def read(
-        self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
-    ) -> bytes | memoryview:
-        return self._object(url).read(start, stop, into, tag)
-
-    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
-        self._object(url).receive(start, stop, buffer, tag)
-
-    def stream(self, url: str) -> Iterator[bytes]:
-        return self._object(url).stream()
-
     def list(self, prefix: str) -> Iterator[Listed]:
         return list_objects(self, prefix)
 
@@ -68,12 +53,6 @@ class HTTP:
 
     def delete(self, url: str) -> None:
         delete_object(self, url)
-
-    def local_path(self, url: str) -> str | None:
-        return None
-
-    def _object(self, url: str) -> HttpObject:
-        return HttpObject(url, partial(self._get, url), self.retry)
 
     def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Sent = b"") -> int:
         """Send a request that changes something, with retries; return its status, which may be one of ``_MEANINGFUL``.

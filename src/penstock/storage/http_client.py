@@ -11,12 +11,12 @@ import re
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from http.client import HTTPResponse
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -179,67 +179,75 @@ class RangeBody:
         self._response.close()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpObject:
-    """An object that is read by range requests; ``info``, ``read``, ``receive`` and ``stream`` are those of a storage.
+class HttpStorage(ABC):
+    """A storage whose objects are read by HTTP requests, by ranges where the server supports them.
 
     Attributes:
-        url: The object, for messages.
-        get: Sends one GET request with the given headers. Returns responses with bytes (200, 206) and those that have
-            none in the range (416); raises all others.
         retry: How persistent to be.
     """
 
-    url: str
-    get: Callable[[Mapping[str, str]], HttpResponse]
+    __slots__ = ()
+
     retry: Retry
 
-    def info(self) -> Info:
-        return with_retries(self._request_info, self.url, self.retry)
+    @abstractmethod
+    def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Send one GET request.
 
-    def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
+        Returns responses with bytes (200, 206) and those that have none in the range (416); raises all others.
+        """
+
+    def info(self, url: str) -> Info:
+        return with_retries(lambda: self._request_info(url), url, self.retry)
+
+    def read(
+        self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
+    ) -> bytes | memoryview:
         range_size(start, stop, into)
         if into is None:
-            return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start)
+            return assemble(fetch(partial(self._begin, url), url, self.retry, start, stop, tag, restart=True), start)
         flat = into.cast("B")
-        self.receive(start, stop, lambda: flat, tag)
+        self.receive(url, start, stop, lambda: flat, tag)
         return into
 
-    def receive(self, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
-        for _ in fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=buffer):
+    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
+        for _ in fetch(partial(self._begin, url), url, self.retry, start, stop, tag, restart=True, into=buffer):
             pass
 
-    def stream(self) -> Iterator[bytes]:
-        return (bytes(piece) for _, piece in fetch(self._begin, self.url, self.retry))
+    def stream(self, url: str) -> Iterator[bytes]:
+        return (bytes(piece) for _, piece in fetch(partial(self._begin, url), url, self.retry))
 
-    def _request_info(self) -> Info:
+    def local_path(self, url: str) -> str | None:
+        return None
+
+    def _request_info(self, url: str) -> Info:
         # A GET of one byte, not a HEAD: signed URLs allow only GET, the response shows whether ranges work, and a
         # refusal has a body that explains it.
-        response = self.get(range_header(0, 1))
+        response = self._get(url, range_header(0, 1))
         if response.status == 416:  # the object is empty
             response.close()
-            with closing(self._whole()) as whole:
+            with closing(self._whole(url)) as whole:
                 return Info(whole.size, whole.tag, True)
         stop = 1 if "content-range" in response.headers else None
-        with closing(RangeBody(response, self.url, 0, stop, None)) as body:
+        with closing(RangeBody(response, url, 0, stop, None)) as body:
             if body.ranged:
                 for _ in body.pieces():  # a connection can be reused once its response has been read
                     pass
             return Info(body.size, body.tag, body.ranged)
 
-    def _begin(self, start: int, stop: int | None, tag: str | None) -> RangeBody:
-        response = self.get({**range_header(start, stop), **if_match_header(tag)})
+    def _begin(self, url: str, start: int, stop: int | None, tag: str | None) -> RangeBody:
+        response = self._get(url, {**range_header(start, stop), **if_match_header(tag)})
         if response.status != 416:
-            return RangeBody(response, self.url, start, stop, tag)
+            return RangeBody(response, url, start, stop, tag)
         response.close()
         size = total_size(response.headers)
         if size is None:  # not every server sends the size with a 416
-            with closing(self._whole()) as whole:
+            with closing(self._whole(url)) as whole:
                 size = whole.size
-        raise past_end_error(self.url, size or 0, stop or start)
+        raise past_end_error(url, size or 0, stop or start)
 
-    def _whole(self) -> RangeBody:
-        return RangeBody(self.get({}), self.url, 0, None, None)
+    def _whole(self, url: str) -> RangeBody:
+        return RangeBody(self._get(url, {}), url, 0, None, None)
 
 
 def send_request(

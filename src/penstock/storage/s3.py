@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
@@ -25,8 +25,8 @@ from penstock.errors import PlanError, StorageError, import_extra
 from penstock.plan import check_flag
 from penstock.storage.http_client import (
     MAX_CONNECTIONS,
-    HttpObject,
     HttpResponse,
+    HttpStorage,
     quiet_loggers,
     raise_if_transient,
     send_request,
@@ -71,7 +71,7 @@ _EXPLANATIONS = {
 }
 _PARAMETERS = {"Range": "Range", "If-Match": "IfMatch"}  # headers, and botocore's names for them
 _SIGNATURE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/([^/,]+)/s3/aws4_request,")  # its group is the region
-_GOT = (200, 206, 416)  # statuses that HttpObject expects
+_GOT = (200, 206, 416)  # statuses that HttpStorage expects
 _NOT_FOUND_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
 _TRANSIENT_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "OperationAborted"}
@@ -85,7 +85,7 @@ _MAX_PARTS = 10_000  # a limit of S3
 
 
 @dataclass(frozen=True, slots=True)
-class S3:
+class S3(HttpStorage):
     """Reads and writes ``s3://bucket/key``; ``s3://anonymous@bucket/key`` is accessed without credentials.
 
     Credentials that are not given here come from the environment, the profile files, or the identity of the machine or
@@ -128,20 +128,6 @@ class S3:
         shown = {own.name: getattr(self, own.name) for own in fields(self) if own.repr}
         shown["endpoint"] = self.endpoint and redacted(self.endpoint)
         return f"S3({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-    def info(self, url: str) -> Info:
-        return self._object(url).info()
-
-    def read(
-        self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
-    ) -> bytes | memoryview:
-        return self._object(url).read(start, stop, into, tag)
-
-    def receive(self, url: str, start: int, stop: int, buffer: Callable[[], memoryview], tag: str | None) -> None:
-        self._object(url).receive(start, stop, buffer, tag)
-
-    def stream(self, url: str) -> Iterator[bytes]:
-        return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
         bucket, key, _ = _split_url(prefix)
@@ -186,9 +172,6 @@ class S3:
 
     def delete(self, url: str) -> None:
         self.call("delete_object", url, _object_params(url))
-
-    def local_path(self, url: str) -> str | None:
-        return None
 
     def drop_uploads(self, folder: str, should_abort: Callable[[str], bool]) -> int:
         """Abort multipart uploads below a folder that were never completed: they are invisible and take up space.
@@ -241,9 +224,6 @@ class S3:
         storage = replace(self, anonymous=True) if _split_url(url)[2] else self
         return per_process((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._new_access)
 
-    def _object(self, url: str) -> HttpObject:
-        return HttpObject(url, partial(self._get, url), self.retry)
-
     def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         target = _object_params(url)
         with _explained(url):
@@ -255,7 +235,7 @@ class S3:
                 return response
             _close_failed(response, url)
         params = {_PARAMETERS[name]: value for name, value in headers.items()}
-        with suppress(_RangeNotSatisfiable):  # HttpObject expects the response
+        with suppress(_RangeNotSatisfiable):  # HttpStorage expects the response
             self.call_once("get_object", url, {**target, **params})
         access.learn(target["Bucket"], target["Key"], _last.request)
         received: HttpResponse = _last.response
