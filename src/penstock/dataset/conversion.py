@@ -122,7 +122,7 @@ def convert(
             ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(target_format in _TEXT_FORMATS), resources=Resources()))
         )
     if target_format == "tar":
-        members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
+        members = Dataset(ds.plan.then(MapFn(_to_members, resources=Resources())))
         return pack(members, write, max_bytes=limit, shards=shards, shuffle=False, mode=mode, storage=storage)
     if target_format == "parquet":
         return ds.write_parquet(write, max_bytes, shards, mode=mode, progress=progress, storage=storage)
@@ -220,19 +220,9 @@ def _file_names(url: str, storage: Storage | None) -> list[str]:
     return [name for name in found if not name.startswith(".") and not name.endswith(".index")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Members:
-    """Turns a sample's values into members of a tar shard."""
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        members: dict[str, Any] = {}
-        for name, value in sample.items():
-            if name.startswith("__"):
-                members[name] = value
-            else:
-                member, data = _member(name, value)
-                members[member] = data
-        return members
+def _to_members(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample's values as members of a tar shard."""
+    return dict((name, value) if name.startswith("__") else _member(name, value) for name, value in sample.items())
 
 
 def _member(name: str, value: Any) -> tuple[str, bytes]:
