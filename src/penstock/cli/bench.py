@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.argument_types import positive_count, seconds
+
 if TYPE_CHECKING:
     from penstock.inspection.bench import BenchReport
 
@@ -25,15 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="how fields are decoded, as in Dataset.decode: rgb8, l8, pil, ... (images to RGB)",
     )
-    parser.add_argument("--batch", type=_positive(int), default=64, metavar="N", help="samples per batch (64)")
+    parser.add_argument("--batch", type=positive_count, default=64, metavar="N", help="samples per batch (64)")
     parser.add_argument(
-        "--size", type=_positive(int), default=224, help="crop and scale images to SIZE x SIZE pixels (224)"
+        "--size", type=positive_count, default=224, help="crop and scale images to SIZE x SIZE pixels (224)"
     )
     parser.add_argument("--no-antialias", action="store_true", help="scale without antialiasing: faster, coarser")
-    parser.add_argument("--workers", "-w", type=_positive(int), metavar="N", help="decoder threads (one per core)")
-    parser.add_argument(
-        "--seconds", type=_positive(float), default=2.0, help="time for each of about seven measurements (2)"
-    )
+    parser.add_argument("--workers", "-w", type=positive_count, metavar="N", help="decoder threads (one per core)")
+    parser.add_argument("--seconds", type=seconds, default=2.0, help="time for each of about seven measurements (2)")
     parser.add_argument(
         "--cache",
         action="store_true",
@@ -43,17 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """examples:
   penstock bench 'photos-{0000..0147}.tar' --batch 256
   penstock bench s3://bucket/photos --decode rgb8 --workers 4"""
-
-
-def _positive(number_type: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        number = number_type(text)
-        if not number > 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
-        return number
-
-    parse.__name__ = number_type.__name__  # argparse prints it: "invalid int value"
-    return parse
 
 
 def run(args: argparse.Namespace) -> int:
