@@ -207,15 +207,15 @@ def read_manifest_file(url: str, storage: Storage | None = None) -> Manifest | N
     return None if data is None else _from_bytes(data, redacted(url), nested=True)
 
 
-def write_manifest_file(url: str, entries: Iterable[ShardEntry], storage: Storage | None = None) -> None:
+def write_manifest_file(url: str, entries: Iterable[ShardEntry]) -> None:
     """Add entries to a manifest that is stored apart from its shards; they replace entries of the same names.
 
     Raises:
         DataError: The existing file is not a manifest.
         StorageError: The manifest cannot be written.
     """
-    existing = read_manifest_file(url, storage) or Manifest(())
-    put_object(open_storage(url, storage), url, existing.merged(entries, (), None, None).to_bytes())
+    existing = read_manifest_file(url) or Manifest(())
+    put_object(open_storage(url), url, existing.merged(entries, (), None, None).to_bytes())
 
 
 def manifest_name(format: str) -> str:

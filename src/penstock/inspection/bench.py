@@ -101,7 +101,6 @@ def bench(
     antialias: bool = True,
     workers: int | None = None,
     seconds: float = 2.0,
-    storage: Storage | None = None,
 ) -> BenchReport:
     """Measure how fast shards (tar or Parquet) are read, decoded, augmented and batched, alone and together.
 
@@ -113,7 +112,6 @@ def bench(
         antialias: Whether scaling is antialiased.
         workers: Decoder threads; one per core by default.
         seconds: How long each step is measured.
-        storage: The storage of the shards, if their URLs do not determine it.
 
     Raises:
         DataError: There is no sample, or one cannot be decoded.
@@ -122,9 +120,9 @@ def bench(
     """
     if batch < 1 or size < 1 or not seconds > 0 or (workers is not None and workers < 1):
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
-    shards = expand_shards(url_patterns(urls), storage, (*TAR_SUFFIXES, ".parquet"))
-    ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
-    return _Bench(ds, shards, spec, batch, size, antialias, workers or available_cores(), seconds, storage).report()
+    shards = expand_shards(url_patterns(urls), None, (*TAR_SUFFIXES, ".parquet"))
+    ds = read_parquet(shards) if shards[0].endswith(".parquet") else read_tar(shards)
+    return _Bench(ds, shards, spec, batch, size, antialias, workers or available_cores(), seconds).report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,6 @@ class _Bench:
     antialias: bool
     workers: int
     seconds: float
-    storage: Storage | None
 
     def report(self) -> BenchReport:
         samples = _take(self.ds)
@@ -146,7 +143,7 @@ class _Bench:
         image = next((name for name, value in samples[0].items() if _is_image(value)), None)
         in_memory = from_items(samples)
         sample_bytes = sum(map(_nbytes, samples)) / len(samples)
-        remote = open_storage(self.urls[0], self.storage).local_path(self.urls[0]) is None
+        remote = open_storage(self.urls[0]).local_path(self.urls[0]) is None
         notes: list[str] = []
         limits = self._try(notes, lambda: self._measure_read_limit(sample_bytes, remote))
         steps = [self._measure_reading(sample_bytes)]
@@ -265,7 +262,7 @@ class _Bench:
 
     def _measure_read_limit(self, sample_bytes: float, remote: bool) -> BenchResult:
         """Measure large plain reads of the same bytes."""
-        ranges = list(_ranges(self.urls, self.storage))
+        ranges = list(_ranges(self.urls))
         if not ranges:
             raise _CannotMeasure(f"the size of {redacted(self.urls[0])} is unknown, so plain reads cannot be measured")
 
@@ -379,10 +376,10 @@ def _parallel_rate(
         return sum(pool.map(lambda _: _rate(counts(), seconds), range(threads)))
 
 
-def _ranges(urls: list[str], storage: Storage | None) -> Iterator[_Range]:
+def _ranges(urls: list[str]) -> Iterator[_Range]:
     """Yield the ranges of the first shards for plain reads, front to back; none if sizes are unknown."""
     for url in urls[:_MAX_SHARDS]:
-        shard_storage = open_storage(url, storage)
-        size = shard_storage.info(url).size or 0
+        storage = open_storage(url)
+        size = storage.info(url).size or 0
         for start in range(0, size, _READ_BYTES):
-            yield shard_storage, url, start, min(start + _READ_BYTES, size)
+            yield storage, url, start, min(start + _READ_BYTES, size)

@@ -11,7 +11,6 @@ from penstock.dataset.conversion import format_to_inspect, open_files
 from penstock.dataset.dataset import Dataset
 from penstock.engines import Program, shard_uses
 from penstock.errors import PlanError
-from penstock.storage import Storage
 from penstock.storage.cache_policy import Epoch, belady_hits, planned_hits, recency_hits
 
 SHARES = (0.25, 0.5, 0.75)
@@ -46,15 +45,12 @@ class CacheReport:
     results: tuple[CacheResult, ...]
 
 
-def simulate_cache(
-    urls: str | Sequence[str], *, shares: Sequence[float] = SHARES, storage: Storage | None = None
-) -> CacheReport:
+def simulate_cache(urls: str | Sequence[str], *, shares: Sequence[float] = SHARES) -> CacheReport:
     """Simulate caches of several sizes for the shards of a dataset, read in one order and reshuffled every epoch.
 
     Args:
         urls: The shards.
         shares: The sizes of the caches, as shares of the dataset.
-        storage: The storage of the shards, if their URLs do not determine it.
 
     Raises:
         PlanError: There are no shards, or a share is not above 0.
@@ -63,7 +59,7 @@ def simulate_cache(
     if not all(share > 0 for share in shares):
         raise PlanError(f"shares={list(shares)}: each must be above 0")
     given = [urls] if isinstance(urls, str) else list(urls)
-    datasets = [open_files(url, format_to_inspect(url, storage), storage=storage) for url in given]
+    datasets = [open_files(url, format_to_inspect(url)) for url in given]
     ds: Dataset = datasets[0].union(*datasets[1:]) if len(datasets) > 1 else datasets[0]
     results: list[CacheResult] = []
     for shuffled in (False, True):

@@ -18,7 +18,7 @@ from penstock.formats.tar.scan import load_index
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.source import TarSource
 from penstock.plan import Context, Fields, Map, OnError, Plan
-from penstock.storage import Storage, local_path, open_storage
+from penstock.storage import local_path, open_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class FieldSizes:
     total: int
 
 
-def load_shard_index(url: str, storage: Storage | None = None) -> Index:
+def load_shard_index(url: str) -> Index:
     """Return the index of a shard: the one stored beside it, or a new one if there is none.
 
     Raises:
@@ -41,7 +41,7 @@ def load_shard_index(url: str, storage: Storage | None = None) -> Index:
     """
     if on_disk(url):
         return load_index(local_path(url), shard=url)
-    return remote_index(url, open_storage(url, storage)) or build_index(url, storage)
+    return remote_index(url, open_storage(url)) or build_index(url)
 
 
 def measure_fields(indexes: Iterable[Index]) -> list[FieldSizes]:
@@ -76,7 +76,7 @@ def _label(sample: dict[str, Any]) -> Any:
     return sample.get("cls")
 
 
-def count_classes(urls: list[str], storage: Storage | None = None) -> dict[str, int]:
+def count_classes(urls: list[str]) -> dict[str, int]:
     """Count the samples of each class, most frequent first; classes are named as in the manifest.
 
     Samples that cannot be read are not counted.
@@ -84,12 +84,12 @@ def count_classes(urls: list[str], storage: Storage | None = None) -> dict[str, 
     Raises:
         StorageError: A shard cannot be read.
     """
-    source: Any = TarSource(tuple(urls), storage=storage)
+    source: Any = TarSource(tuple(urls))
     program = Program(Plan(source, (_Label(),), errors=OnError("skip")))
     order = program.order(0)
     run = Run(program, order, 0, program.start(order, None))
     counts = Counter(label.decode("utf-8", "replace").strip() for label in run.items() if label is not None)
-    manifest = read_manifest_at(urls[0].rpartition("/")[0] or ".", storage)
+    manifest = read_manifest_at(urls[0].rpartition("/")[0] or ".")
     names = manifest.classes if manifest is not None else None
     return {_class_name(label, names): samples for label, samples in counts.most_common()}
 

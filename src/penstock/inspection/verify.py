@@ -17,8 +17,8 @@ from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.indexing import FileChecksums, checksum_file, local_copy
 from penstock.formats.tar.scan import open_archive, scan
-from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards, on_disk
-from penstock.storage import NotFound, Storage, open_storage, redacted
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
+from penstock.storage import NotFound, open_storage, redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FileToVerify:
     unlisted: bool
 
 
-def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
+def shards_to_verify(patterns: tuple[str, ...]) -> list[FileToVerify]:
     """Return the shards that match the patterns and, for whole folders, those that only their manifests list.
 
     Raises:
@@ -58,7 +58,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     def manifest_of(folder: str) -> Manifest | None:
         if folder not in manifests:
-            manifests[folder] = read_manifest_at(folder, None if on_disk(folder) else storage)
+            manifests[folder] = read_manifest_at(folder)
         return manifests[folder]
 
     files: dict[str, FileToVerify] = {}
@@ -66,7 +66,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
         own = manifest_of(pattern.rstrip("/")) if not pattern.endswith(TAR_SUFFIXES) else None
         urls = [f"{pattern.rstrip('/')}/{entry.name}" for entry in own.shards] if own is not None else []
         try:
-            urls = list(dict.fromkeys([*urls, *expand_shards((pattern,), storage)]))
+            urls = list(dict.fromkeys([*urls, *expand_shards((pattern,))]))
         except StorageError:
             if not urls:
                 raise
@@ -78,7 +78,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
     return list(files.values())
 
 
-def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
+def tables_to_verify(patterns: tuple[str, ...]) -> list[FileToVerify]:
     """Return the Parquet files that match the patterns and, for whole folders, those that only their manifests list.
 
     Raises:
@@ -88,7 +88,7 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     def entries_of(folder: str) -> dict[str, ShardEntry]:
         if folder not in entries_by_folder:
-            manifest = read_manifest_at(folder, None if on_disk(folder) else storage, format="parquet")
+            manifest = read_manifest_at(folder, format="parquet")
             entries_by_folder[folder] = {entry.name: entry for entry in manifest.shards} if manifest is not None else {}
         return entries_by_folder[folder]
 
@@ -97,7 +97,7 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
         own = entries_of(pattern.rstrip("/")) if not pattern.endswith(PARQUET_SUFFIXES) else {}
         urls = [f"{pattern.rstrip('/')}/{name}" for name in own]
         try:
-            urls = list(dict.fromkeys([*urls, *find_files((pattern,), PARQUET_SUFFIXES, storage)]))
+            urls = list(dict.fromkeys([*urls, *find_files((pattern,), PARQUET_SUFFIXES)]))
         except StorageError:
             if not urls:
                 raise
@@ -107,17 +107,17 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
     return list(files.values())
 
 
-def verify_table(file: FileToVerify, storage: Storage | None = None) -> list[Problem]:
+def verify_table(file: FileToVerify) -> list[Problem]:
     """Decode every row group of a Parquet file and return all problems; an unreadable file is one of them."""
     missing = "it was packed but does not exist" if file.entry else "there is no such file"
-    return _collect(file, _table_problems(file, storage), missing)
+    return _collect(file, _table_problems(file), missing)
 
 
-def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str]:
+def _table_problems(file: FileToVerify) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with local_copy(file.url, storage) as (path, known):
+    with local_copy(file.url) as (path, known):
         if file.entry is not None:
             yield from _compare_with_entry(file.entry, known or checksum_file(path), "the manifest says")
         try:
@@ -137,10 +137,10 @@ def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
                 yield f"its footer says {table.metadata.num_rows:,} rows, but the file has {rows:,}"
 
 
-def verify_shard(file: FileToVerify, storage: Storage | None = None) -> list[Problem]:
+def verify_shard(file: FileToVerify) -> list[Problem]:
     """Read a whole shard and return all problems; an unreadable shard is one of them."""
     missing = "it is in the manifest but does not exist" if file.entry else "there is no such shard"
-    return _collect(file, _shard_problems(file, storage), missing)
+    return _collect(file, _shard_problems(file), missing)
 
 
 def _collect(file: FileToVerify, problems: Iterator[str], missing: str) -> list[Problem]:
@@ -153,10 +153,10 @@ def _collect(file: FileToVerify, problems: Iterator[str], missing: str) -> list[
         return [Problem(name, exc.problem)]
 
 
-def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str]:
+def _shard_problems(file: FileToVerify) -> Iterator[str]:
     if file.unlisted:
         yield "it is not in the manifest"
-    with local_copy(file.url, storage) as (path, known):
+    with local_copy(file.url) as (path, known):
         checksums = known or checksum_file(path)
         if file.entry is not None:
             yield from _compare_with_entry(file.entry, checksums)
@@ -169,7 +169,7 @@ def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
     good = fresh.samples - len(fresh.bad)
     if file.entry is not None and good != file.entry.samples:
         yield f"the manifest says {file.entry.samples} samples, but the shard has {good} good ones"
-    yield from _compare_with_index(file, storage, fresh, checksums)
+    yield from _compare_with_index(file, fresh, checksums)
 
 
 def _compare_with_entry(entry: ShardEntry, checksums: FileChecksums, says: str = "the manifest says") -> Iterator[str]:
@@ -179,11 +179,9 @@ def _compare_with_entry(entry: ShardEntry, checksums: FileChecksums, says: str =
         yield f"its SHA-256 is {checksums.sha256[:12]}..., but {says} {entry.sha256[:12]}..."
 
 
-def _compare_with_index(
-    file: FileToVerify, storage: Storage | None, fresh: Index, checksums: FileChecksums
-) -> Iterator[str]:
+def _compare_with_index(file: FileToVerify, fresh: Index, checksums: FileChecksums) -> Iterator[str]:
     """Compare the index that is stored beside a shard with a fresh scan of the shard."""
-    data = read_object(open_storage(file.url, None if on_disk(file.url) else storage), file.url + INDEX_SUFFIX)
+    data = read_object(open_storage(file.url), file.url + INDEX_SUFFIX)
     if data is None:
         if file.entry is not None:
             yield "its index is missing"

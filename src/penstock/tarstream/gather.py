@@ -15,7 +15,6 @@ from penstock.blobs.background import BoundedQueue
 from penstock.errors import DataError
 from penstock.formats.tar.shard_names import expand_shards, on_disk
 from penstock.storage import STDIN, local_path, url_patterns
-from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
 ErrorHandler = Callable[[DataError], object]
@@ -25,7 +24,7 @@ _QUEUED_BATCHES = 2  # per thread
 _FINISHED = object()
 
 
-def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list[str]:
+def find_shards(patterns: Iterable[str]) -> list[str]:
     """Return the archives that patterns (braces, globs, folders, URLs) stand for, in order; ``-`` is standard input.
 
     Raises:
@@ -34,7 +33,7 @@ def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list
     """
     urls: list[str] = []
     for pattern in patterns:
-        urls += [STDIN] if pattern == STDIN else expand_shards(url_patterns(pattern), storage)
+        urls += [STDIN] if pattern == STDIN else expand_shards(url_patterns(pattern))
     return urls
 
 

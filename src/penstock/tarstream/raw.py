@@ -22,7 +22,7 @@ from penstock.blobs.remote_bytes import ChunkReader
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar.archive import BLOCK, ZEROS, EncodedSamples, compression_of, member_header, padded
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
-from penstock.storage import STDIN, Storage, local_path, open_storage, redacted
+from penstock.storage import STDIN, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 ArchiveBytes = bytes | mmap.mmap
@@ -203,12 +203,11 @@ def _encode_as_stored(
     return EncodedSamples(keys, field_names, pieces, starts, sizes, end - begin)
 
 
-def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) -> RawReader:
+def open_raw(url: str, *, mapped: bool = False) -> RawReader:
     """Open an archive on any storage, compressed or not; ``-`` is standard input.
 
     Args:
         url: The archive.
-        storage: Its storage; by default its scheme decides.
         mapped: Map an uncompressed local file instead of reading it: faster if only headers are read and samples are
             copied by the system, slower if all data is read.
 
@@ -219,7 +218,7 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
         _enlarge_pipe(sys.stdin.buffer)
         return RawReader.of_stream(url, cast(BinaryIO, sys.stdin.buffer))
     if scheme(url) != "file":
-        return RawReader.of_stream(redacted(url), cast(BinaryIO, ChunkReader(open_storage(url, storage).stream(url))))
+        return RawReader.of_stream(redacted(url), cast(BinaryIO, ChunkReader(open_storage(url).stream(url))))
     path = local_path(url)
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - the reader closes it

@@ -49,14 +49,14 @@ class FileChecksums:
     cells: np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
-def build_index(url: str, storage: Storage | None = None) -> Index:
+def build_index(url: str) -> Index:
     """Build the index of a shard on any storage as :func:`index_shard` does, without its entry for a manifest.
 
     Raises:
         StorageError: The shard cannot be read.
         MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
     """
-    return index_shard(url, storage)[0]
+    return index_shard(url)[0]
 
 
 def index_shard(
@@ -210,7 +210,7 @@ def _read_values(index: Index, content: Content, names: Iterable[str]) -> dict[s
     return found
 
 
-def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage | None = None) -> int:
+def update_manifest(folder: str, entries: Iterable[ShardEntry]) -> int:
     """Bring the entries of shards in a folder's manifest up to date; return how many were changed or added.
 
     A folder without a manifest stays without one.
@@ -220,7 +220,7 @@ def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage
         StorageError: The manifest cannot be read or written.
     """
     local = on_disk(folder)
-    manifest = read_manifest(local_path(folder)) if local else read_manifest_at(folder, storage)
+    manifest = read_manifest(local_path(folder)) if local else read_manifest_at(folder)
     changed = [entry for entry in entries if manifest is not None and manifest.entry(entry.name) != entry]
     if manifest is None or not changed:
         return 0
@@ -228,7 +228,7 @@ def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage
         if local:
             write_manifest(local_path(folder), changed, classes=manifest.classes)
         else:
-            write_manifest_at(folder, storage, changed, classes=manifest.classes)
+            write_manifest_at(folder, None, changed, classes=manifest.classes)
     except OSError as exc:
         raise StorageError(f"the manifest cannot be written: {getattr(exc, 'strerror', None) or exc}", folder) from exc
     return len(changed)
@@ -249,7 +249,7 @@ def store_index_apart(manifest: str, name: str, index: Index) -> None:
     put_object(open_storage(url), url, index.to_bytes())
 
 
-def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
+def store_index(url: str, index: Index) -> None:
     """Store an index beside its shard, where readers look for it.
 
     Raises:
@@ -259,31 +259,31 @@ def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
         if on_disk(url):
             write_beside(local_path(url), index)
         else:
-            put_object(open_storage(url, storage), index_url(url), index.to_bytes())
+            put_object(open_storage(url), index_url(url), index.to_bytes())
     except StorageError:
         raise
     except OSError as exc:
         raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", redacted(url)) from exc
 
 
-def make_manifest_entry(url: str, storage: Storage | None = None) -> ShardEntry:
+def make_manifest_entry(url: str) -> ShardEntry:
     """Read a whole shard and return its entry for a manifest; store its index beside it if there is none.
 
     Raises:
         StorageError: The shard cannot be read.
     """
-    with local_copy(url, storage) as (path, known):
+    with local_copy(url) as (path, known):
         checksums = known or checksum_file(path)
         content = open_archive(path, redacted(url))
         index = scan(content.buffer, content.problem)
         stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(checksums.size)
-    if read_object(open_storage(url, storage), url + INDEX_SUFFIX) is None:
-        store_index(url, index.stamped(stamp, checksums.cells), storage)
+    if read_object(open_storage(url), url + INDEX_SUFFIX) is None:
+        store_index(url, index.stamped(stamp, checksums.cells))
     return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), checksums.size, checksums.sha256)
 
 
 @contextmanager
-def local_copy(url: str, storage: Storage | None) -> Iterator[tuple[str, FileChecksums | None]]:
+def local_copy(url: str, storage: Storage | None = None) -> Iterator[tuple[str, FileChecksums | None]]:
     """Provide the path of a local file, or of a temporary copy of a remote one with its checksums.
 
     Raises:
