@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from penstock.order.state import recut as recut
     from penstock.order.subset import ExcludingOrder as ExcludingOrder
     from penstock.order.subset import SubsetOrder as SubsetOrder
+    from penstock.order.subset import WorkerOrder as WorkerOrder
     from penstock.order.uncounted import UncountedOrder as UncountedOrder
     from penstock.order.uncounted import to_counted as to_counted
-    from penstock.order.worker_order import WorkerOrder as WorkerOrder
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)
