@@ -61,12 +61,12 @@ def _served(policy: str, share: float) -> Measure:
     """Measure the bytes of reshuffled epochs that a cache does not serve, as seconds at 1 GB/s."""
 
     def measure(task: Task) -> Result:
-        from penstock.storage import cache_policy
+        from penstock.inspection import cache_bench
 
         rng = np.random.default_rng(0)
         epochs = [rng.permutation(SHARDS).tolist() for _ in range(EPOCHS)]
         sizes = [100_000_000] * SHARDS
-        hits = getattr(cache_policy, policy)(epochs, sizes, int(sum(sizes) * share))[1:-1]
+        hits = getattr(cache_bench, policy)(epochs, sizes, int(sum(sizes) * share))[1:-1]
         fetched = sum(sizes) * len(hits) - sum(hits)
         if task.check:
             return {"samples": SHARDS}

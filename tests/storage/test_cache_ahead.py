@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.inspection.cache_bench import belady_hits, recency_hits
 from penstock.storage import Info
-from penstock.storage.cache_policy import belady_hits, recency_hits
 from penstock.storage.cache_uses import USES_SUFFIX
 from tests.storage.conftest import RemoteFolder
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +12,10 @@ from penstock.dataset.conversion import format_to_inspect, open_files
 from penstock.dataset.dataset import Dataset
 from penstock.engines import Program, shard_uses
 from penstock.errors import PlanError
-from penstock.storage.cache_policy import Epoch, belady_hits, planned_hits, recency_hits
+from penstock.storage.cache_policy import NEVER, spare_bytes, working_bytes
 
 SHARES = (0.25, 0.5, 0.75)
+Epoch = Sequence[int]  # the objects of an epoch, in the order of their use
 _EPOCHS = 8  # of which the first fills the cache, and the last has none after it
 
 
@@ -87,3 +89,85 @@ def _result(epochs: Sequence[Epoch], sizes: Sequence[int], share: float, shuffle
         return sum(hits) / len(hits) / whole
 
     return CacheResult(shuffled, share, served(belady_hits), served(planned_hits), served(recency_hits))
+
+
+def belady_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return how many bytes of each epoch the best possible cache serves: one that knows all epochs.
+
+    It evicts what is used last, and does not add what is used after everything that it has.
+    """
+    uses = [one for epoch in epochs for one in epoch]
+    following: list[float] = [NEVER] * len(uses)
+    seen: dict[int, int] = {}
+    for at in range(len(uses) - 1, -1, -1):
+        following[at] = seen.get(uses[at], NEVER)
+        seen[uses[at]] = at
+    return _replay(epochs, sizes, capacity, lambda at, _: following[at], exact=True)
+
+
+def planned_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return how many bytes of each epoch a cache serves that knows the orders of two epochs, by this policy."""
+    starts = np.cumsum([0, *map(len, epochs)]).tolist()
+    ranks: list[Mapping[int, int]] = [{one: at for at, one in enumerate(epoch)} for epoch in epochs]
+
+    def following(at: int, one: int) -> float:
+        epoch = int(np.searchsorted(starts, at, "right"))  # the next one
+        return starts[epoch] + ranks[epoch][one] if epoch < len(ranks) and one in ranks[epoch] else NEVER
+
+    return _replay(epochs, sizes, capacity, following, exact=False)
+
+
+def recency_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return how many bytes of each epoch a cache serves that evicts what was used least recently."""
+    held: dict[int, None] = {}
+    used, hits = 0, []
+    for epoch in epochs:
+        hit = 0
+        for one in epoch:
+            if one in held:
+                hit += sizes[one]
+                del held[one]
+            else:
+                used += sizes[one]
+            held[one] = None
+            while used > capacity:
+                oldest = next(iter(held))
+                del held[oldest]
+                used -= sizes[oldest]
+        hits.append(hit)
+    return hits
+
+
+def _replay(
+    epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int, following: Callable[[int, int], float], *, exact: bool
+) -> list[int]:
+    held: dict[int, float] = {}  # next use of each
+    farthest: list[tuple[float, int]] = []  # (-next use, object), with entries that are out of date
+    used, hits, at = 0, [], 0
+    spare = 0 if exact else spare_bytes(capacity)
+    for epoch in epochs:
+        hit = 0
+        for one in epoch:
+            hit += sizes[one] if one in held else 0
+            used -= sizes[one] if held.pop(one, None) is not None else 0
+            until = following(at, one)
+            at += 1
+            short = used + sizes[one] - capacity
+            forced = not exact and sizes[one] <= working_bytes(capacity)
+            while short + (spare if short > 0 else 0) > 0 and farthest:
+                distance, other = farthest[0]
+                if held.get(other) != -distance:
+                    heapq.heappop(farthest)
+                elif -distance > until or (forced and short > 0):
+                    heapq.heappop(farthest)
+                    del held[other]
+                    used -= sizes[other]
+                    short -= sizes[other]
+                else:
+                    break
+            if used + sizes[one] <= capacity and until < NEVER:
+                held[one] = until
+                used += sizes[one]
+                heapq.heappush(farthest, (-until, one))
+        hits.append(hit)
+    return hits
