@@ -8,7 +8,7 @@ from typing import Any, Literal, Never, Self, get_args
 
 from penstock import relations
 from penstock.dataset.function_options import resources_of
-from penstock.dataset.stage_methods import StageMethods
+from penstock.dataset.order_methods import OrderMethods
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Condition, Expression, Resources, Sort, WithColumns, check_choice, expression
 from penstock.plan.values import Workers, check_names
@@ -16,7 +16,7 @@ from penstock.plan.values import Workers, check_names
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
-class TableMethods(StageMethods):
+class TableMethods(OrderMethods):
     """A plan whose samples can be sorted, grouped and joined.
 
     A method that needs every sample reads them when its result is first read. DuckDB works on the columns that the
@@ -154,7 +154,7 @@ class TableMethods(StageMethods):
         Raises:
             PlanError: ``other`` is not a dataset or is one rank's share, or an argument is not valid.
         """
-        if not isinstance(other, StageMethods):
+        if not isinstance(other, OrderMethods):
             raise PlanError(f"join needs a Dataset, not {type(other).__name__}")
         check_choice("how", how, get_args(JoinKind))
         if other.plan.cut is not None and other.plan.cut.world > 1:
