@@ -104,6 +104,15 @@ def test_a_range_that_was_not_announced_can_be_read() -> None:
     assert bytes_[CHUNK - 3 : CHUNK + 3] == BYTES[CHUNK - 3 : CHUNK + 3]
 
 
+@pytest.mark.parametrize("starts", [[7, 9, 5000, SIZE], [5000, 7, SIZE, 9]])
+def test_empty_ranges_need_no_bytes(starts: list[int]) -> None:
+    bytes_ = prefetched(SlowStorage())
+    announce(bytes_, [(5000, 5010)], ascending=False)
+    stops = [start + (10 if start == 5000 else 0) for start in starts]
+    found = bytes_.cut(starts, stops)
+    assert found == [BYTES[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
 def test_connections_fetch_concurrently_and_ahead_of_the_reader() -> None:
     storage = SlowStorage(latency_s=0.2)
     bytes_ = prefetched(storage)

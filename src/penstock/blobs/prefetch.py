@@ -390,6 +390,9 @@ class PrefetchedBytes(RemoteBytes):
         out: list[bytes] = []
         ascending = sorted(starts) == list(starts) and sorted(stops) == list(stops)
         while (at := len(out)) < len(starts):
+            if starts[at] == stops[at]:  # it may lie outside of what was announced
+                out.append(b"")
+                continue
             with self.fetcher.lock:
                 chunk = self._arrived(starts[at], stops[at])
                 low, high, data = chunk.start, chunk.stop, chunk.data
