@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes
+from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes, limited
 from penstock.errors import DataError, StorageError
 
 
@@ -20,7 +20,7 @@ def gated(gate: threading.Event, *parts: bytes) -> Iterator[bytes]:
 
 def test_bytes_can_be_read_before_the_end_has_arrived() -> None:
     gate = threading.Event()
-    content = StreamedBytes(gated(gate, b"a" * 5000, b"b" * 5000), "x", 1 << 20)
+    content = StreamedBytes(gated(gate, b"a" * 5000, b"b" * 5000), "x")
     assert content[10:20] == b"a" * 10
     window = content.window(512)
     assert (window.start, window.stop, bytes(window.data[:3])) == (0, 5000, b"aaa")
@@ -37,7 +37,7 @@ def test_a_stream_that_never_ends_is_an_error() -> None:
         while True:
             yield bytes(1 << 16)
 
-    content = StreamedBytes(endless(), "http://h/a.tar", 1 << 20)
+    content = StreamedBytes(limited(endless(), 1 << 20, "http://h/a.tar"), "http://h/a.tar")
     assert content[:10] == bytes(10)
     with pytest.raises(StorageError, match=r"more than 1,048,576 bytes.*http://h/a\.tar"):
         content.reach(1 << 30)
@@ -52,9 +52,9 @@ def test_damage_ends_the_bytes_and_a_failure_is_raised_where_they_are_read() -> 
         yield b"good"
         raise StorageError("the connection broke", "x")
 
-    content = StreamedBytes(damaged(), "x", 100)
+    content = StreamedBytes(damaged(), "x")
     assert (len(content), content.problem) == (4, "the gz stream is damaged")
-    content = StreamedBytes(failing(), "x", 100)
+    content = StreamedBytes(failing(), "x")
     assert content[:4] == b"good"
     with pytest.raises(StorageError, match="the connection broke"):
         content.reach(5)
@@ -62,7 +62,7 @@ def test_damage_ends_the_bytes_and_a_failure_is_raised_where_they_are_read() -> 
 
 def test_a_closed_stream_ends_its_thread_and_its_readers() -> None:
     gate = threading.Event()
-    content = StreamedBytes(gated(gate, b"a", b"b"), "x", 100)
+    content = StreamedBytes(gated(gate, b"a", b"b"), "x")
     content.reach(1)
     content.close()
     with pytest.raises(StorageError, match="cancelled"):

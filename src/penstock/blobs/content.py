@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
-from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error, new_buffer
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes, limited, new_buffer
 from penstock.errors import DataError, StorageError
 
 MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
@@ -180,15 +180,11 @@ def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Itera
     Raises:
         StorageError: The temporary folder has no room for that many bytes, or cannot be written.
     """
-    limit = room_for(size, url)
+    within = limited(chunks, room_for(size, url), url)
     with tempfile.TemporaryFile(prefix="penstock-") as file, ExitStack() as connection:
         if isinstance(chunks, Generator):
             connection.callback(chunks.close)
-        done = 0
-        for chunk in chunks:
-            done += len(chunk)
-            if done > limit:
-                raise excess_error(limit, url)
+        for chunk in within:
             try:
                 file.write(chunk)
             except OSError as exc:

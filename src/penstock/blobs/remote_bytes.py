@@ -8,7 +8,7 @@ import tempfile
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -92,10 +92,19 @@ class RemoteBytes(ABC):
         """Stop fetching, and free what is held."""
 
 
-def excess_error(limit: int, url: str) -> StorageError:
-    """Return the error for a stream that goes on beyond its limit."""
-    problem = f"the server declares no size, and sends more than {limit:,} bytes"
-    return StorageError(f"{problem}; copy it to a disk first", url)
+def limited(chunks: Iterable[bytes], limit: int, url: str) -> Iterator[bytes]:
+    """Yield the chunks of a stream.
+
+    Raises:
+        StorageError: They have more than ``limit`` bytes.
+    """
+    arrived = 0
+    for chunk in chunks:
+        arrived += len(chunk)
+        if arrived > limit:
+            problem = f"the server declares no size, and sends more than {limit:,} bytes"
+            raise StorageError(f"{problem}; copy it to a disk first", url)
+        yield chunk
 
 
 class StreamedBytes(RemoteBytes):
@@ -104,11 +113,10 @@ class StreamedBytes(RemoteBytes):
     Args:
         chunks: The stream.
         url: What to call it in errors.
-        max_bytes: A longer stream is an error.
     """
 
-    def __init__(self, chunks: Iterator[bytes], url: str, max_bytes: int) -> None:
-        self._url, self._max_bytes = url, max_bytes
+    def __init__(self, chunks: Iterator[bytes], url: str) -> None:
+        self._url = url
         self._file = tempfile.TemporaryFile(prefix="penstock-", buffering=0)  # noqa: SIM115 - closed with the object
         weakref.finalize(self, self._file.close)
         self._changed = threading.Condition()
@@ -173,8 +181,6 @@ class StreamedBytes(RemoteBytes):
             self._changed.notify_all()
 
     def _write(self, chunk: bytes) -> None:
-        if self._arrived + len(chunk) > self._max_bytes:
-            raise excess_error(self._max_bytes, self._url)
         rest = memoryview(chunk)
         try:
             while rest:

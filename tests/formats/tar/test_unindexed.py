@@ -106,7 +106,7 @@ def test_an_unindexed_shard_has_the_samples_and_losses_of_a_local_one(
     data, done = SHAPES[shape](), list[Index]()
     if streamed:
         chunks = (data[at : at + 9_999] for at in range(0, len(data), 9_999))
-        shard = open_shard(StreamedBytes(chunks, "x", 1 << 30), done)
+        shard = open_shard(StreamedBytes(chunks, "x"), done)
     else:
         shard = open_ranges(InMemory(data), done)
     known, whole = 0, False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content, room_for, temporary_copy
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
-from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes
+from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes, limited
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest_file, shard_url
@@ -127,9 +126,10 @@ def _bytes_in_order(
             return ranges
         ranges.close()
         packed = True
-    chunks = ChunkReader(read_whole(storage, url, redacted(url), info, fetcher))
-    most = sys.maxsize if packed else room_for(info.size, redacted(url))  # the limits bound a compressed one
-    return StreamedBytes(archive_chunks(cast(BinaryIO, chunks), limits), redacted(url), most)
+    chunks = read_whole(storage, url, redacted(url), info, fetcher)
+    if not packed:  # the name does not say so: the bytes that arrive are bounded, and those decompressed by the limits
+        chunks = limited(chunks, room_for(info.size, redacted(url)), redacted(url))
+    return StreamedBytes(archive_chunks(cast(BinaryIO, ChunkReader(chunks)), limits), redacted(url))
 
 
 def _open_copy(
