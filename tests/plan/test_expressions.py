@@ -4,6 +4,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -57,6 +58,14 @@ def test_a_condition_that_holds_for_a_row_is_possible_for_its_extents(condition:
         if expected(row["x"], row["s"]):
             assert condition.possible(extents)
         assert condition.possible(extents) or not expected(row["x"], row["s"])
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_isin_compares_floats_as_equality_does(kind: Any) -> None:
+    rows = [{"x": x} for x in (0.0, -0.0, math.nan, 1.0, None)]
+    for ds in (ps.from_items(rows), ps.from_arrow(pa.table({"x": pa.array([row["x"] for row in rows], kind)}))):
+        assert str(ds.filter(col("x").isin([-0.0, math.nan])).take_all()) == "[{'x': 0.0}, {'x': -0.0}]"
+        assert str(ds.filter(~col("x").isin([0, np.float32("nan")])).take_all()) == "[{'x': nan}, {'x': 1.0}]"
 
 
 def test_extents_rule_rows_out() -> None:
@@ -141,6 +150,7 @@ def test_the_repr_of_a_condition_is_the_code_that_makes_it(condition: Condition)
         7 // (col("x") % 5) ** 2,
         1 - (2 * col("y")),
         col("x") * float("inf"),
+        2 ** col("x"),
     ],
     ids=repr,
 )

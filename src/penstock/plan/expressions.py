@@ -84,6 +84,9 @@ class Expression(ABC):
     def __pow__(self, other: Any) -> Expression:
         return Arithmetic("**", self, expression(other))
 
+    def __rpow__(self, other: Any) -> Expression:
+        return Arithmetic("**", expression(other), self)
+
     def __neg__(self) -> Expression:
         return Arithmetic("*", Constant(-1), self)
 
@@ -491,7 +494,7 @@ class Column(Expression):
         return self._compared(">=", value)
 
     def isin(self, values: Iterable[Any]) -> Condition:
-        """Return the condition that the value is one of ``values``.
+        """Return the condition that the value is one of ``values``; NaN equals none of them.
 
         Raises:
             PlanError: ``values`` is not a list of values, or contains ``None``.
@@ -503,7 +506,8 @@ class Column(Expression):
             raise PlanError(
                 f"col({self._name!r}).isin: None is not a value; add | ps.col({self._name!r}).is_null() instead"
             )
-        return IsIn(self._name, candidates)
+        kept = (value for value in candidates if not (isinstance(value, float | np.floating) and value != value))
+        return IsIn(self._name, tuple(kept))
 
     def is_null(self) -> Condition:
         """Return the condition that the value is missing."""

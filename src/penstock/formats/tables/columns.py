@@ -311,6 +311,8 @@ def _evaluate_condition(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.
         array = arrays[where.field]
         array = array.cast(pa.float64()) if pa.types.is_float32(array.type) else array  # as Python compares them
         wanted = pa.array([_scalar(value, array.type).as_py() for value in where.values], array.type)
+        if pa.types.is_float64(array.type):
+            array, wanted = pc.add(array, 0.0), pc.add(wanted, 0.0)  # -0.0 is 0.0
         return pc.if_else(array.is_valid(), pc.is_in(array, wanted), None)
     if isinstance(where, IsNull):
         return arrays[where.field].is_null()
