@@ -50,6 +50,12 @@ def test_new_fields_are_computed_from_the_original_sample() -> None:
     assert "with_columns(a=(col('a') + 1)" in repr(ds)
 
 
+def test_a_field_that_is_replaced_keeps_its_place() -> None:
+    table = ps.from_arrow(pa.table({"a": [1], "b": [2]}))
+    for ds in (table, table.map(dict)):
+        assert list(ds.with_columns(c=ps.col("b"), a=ps.col("a") * 2).first().items()) == [("a", 2), ("b", 2), ("c", 2)]
+
+
 def test_only_the_fields_of_an_expression_are_read(tmp_path: Any) -> None:
     ps.from_items([{"a": i, "b": i, "c": i} for i in range(4)]).write_parquet(tmp_path / "t")
     ds = ps.read_parquet(str(tmp_path / "t")).with_columns(d=ps.col("a") + 1).select("d")

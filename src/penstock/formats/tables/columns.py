@@ -231,10 +231,10 @@ class ArrowColumns(Columns):
         if any(array is None for array in new.values()):
             return None
         batch = self.batch()
-        fields = [field for field in batch.schema if field.name not in new]
-        columns = [batch.column(field.name) for field in fields] + list(new.values())
-        fields += [pa.field(name, array.type) for name, array in new.items()]
-        extended = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=batch.schema.metadata))
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) | new
+        fields = [pa.field(name, new[name].type) if name in new else batch.schema.field(name) for name in arrays]
+        schema = pa.schema(fields, metadata=batch.schema.metadata)
+        extended = pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
         return ArrowColumns([extended], np.arange(len(self)), None, None, extended.nbytes / len(self))
 
     def _column(self, name: str) -> tuple[pa.Array, tuple[int, ...] | None]:
