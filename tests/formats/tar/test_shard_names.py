@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock.errors import PlanError
+import penstock as ps
+from penstock.errors import PlanError, StorageError
 from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compression
 
 
@@ -21,6 +24,14 @@ from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compr
 )
 def test_a_target_is_parsed(path: str, compress: str | None, want: tuple[str, str, bool]) -> None:
     assert parse_target(path, compress) == want
+
+
+def test_a_folder_whose_subfolders_have_shards_says_how_to_name_them(tmp_path: Path) -> None:
+    ps.from_items([{"__key__": "a", "txt": "b"}]).write_tar(tmp_path / "train")
+    with pytest.raises(StorageError, match="in this folder; those of its subfolders are ") as caught:
+        ps.read_tar(tmp_path).first()
+    pattern = str(caught.value).partition("subfolders are ")[2].partition(" ")[0]
+    assert ps.read_tar(pattern).count() == 1
 
 
 def test_a_pattern_needs_exactly_one_number() -> None:

@@ -63,12 +63,15 @@ def _describe_folder(url: str) -> str | None:
     if scheme(url) != "file" or not os.path.isdir(path := local_path(url)):
         return None
     names: list[str] = []
-    for _, _, files in os.walk(path):
+    for _, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         names += [name for name in files if not name.startswith(".")]
         if len(names) >= _MAX_LISTED:
             break
     if not names:
         return "it is empty"
+    if found := next((suffix for suffix in TAR_SUFFIXES if any(name.endswith(suffix) for name in names)), None):
+        return f"those of its subfolders are {url.rstrip('/')}/**/*{found}"
     extensions = Counter(os.path.splitext(name)[1].lower() or "no extension" for name in names)
     common, count = extensions.most_common(1)[0]
     reader = _reader_of("x" + common)
