@@ -76,8 +76,25 @@ def test_tensors_arrive_as_tensors(dtype: torch.dtype) -> None:
     assert got["scalar"].item() == 3
 
 
+def test_conjugated_tensors_arrive_computed() -> None:
+    tensor = torch.tensor([1 + 2j]).conj()
+    _, got, _ = _sent({}, {"conjugate": tensor, "imaginary": tensor.imag})
+    assert torch.equal(got["conjugate"], tensor)
+    assert torch.equal(got["imaginary"], tensor.imag)
+
+
 @pytest.mark.parametrize(
-    "value", [np.float16(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-02"), np.str_("a")]
+    "value",
+    [
+        np.float16(1.5),
+        np.int8(-3),
+        np.bool_(True),
+        np.datetime64("2020-01-02"),
+        np.str_("a"),
+        np.str_(""),
+        np.bytes_(b""),
+        np.bytes_(b"a\0"),
+    ],
 )
 def test_numpy_scalars_keep_their_type(value: Any) -> None:
     _, got, _ = _sent({}, value)
@@ -105,6 +122,9 @@ def test_large_arrays_are_not_copied_when_they_are_encoded() -> None:
         ({"a": {"b": object()}}, r"field 'a\.b' is a object, which cannot be sent"),
         ({"a": [1, {2, 3}]}, r"field 'a\[1\]' is a set"),
         ({"a": np.array([None, 1])}, "field 'a' is an array of object"),
+        ({"a": np.ma.masked_array([1, 2], [True, False])}, "field 'a' is a masked array of int64"),
+        ({"a": torch.eye(2).to_sparse()}, "field 'a' is a tensor of float32 that cannot be sent"),
+        ({"a": [torch.ones(2).to(torch.float8_e4m3fn)]}, r"field 'a\[0\]' is a tensor of float8_e4m3fn"),
         ({1: 2}, "the item has the key 1, and only text keys"),
         ({0: 2}, "the item has the key 0, and only text keys"),
         ({(): 2}, r"the item has the key \(\), and only text keys"),

@@ -24,6 +24,7 @@ _INLINE_BYTES = 12
 _SENDABLE_KINDS = "biufcSUmM"  # of numpy's types
 _PLAIN = (bool, int, float, str, type(None))
 _MAX_DEPTH = 32
+_BYTES = {bytearray: "bytearray", np.bytes_: "numpy bytes"}
 _TORCH_ONLY = {"bfloat16": "int16"}  # types that numpy does not have, and those with the same size
 
 
@@ -109,12 +110,14 @@ def _describe(value: Any, field: str, buffers: list[Any], depth: int) -> Any:
         return value
     if depth > _MAX_DEPTH:
         raise PlanError(f"{_at(field)} is nested more than {_MAX_DEPTH} levels deep, and cannot be sent")
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.str_):
+        return ["text", str(value)]
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.bytes_):
         return _describe_array(value, field, buffers)
     if is_tensor(value):
-        return _describe_tensor(value, buffers)
+        return _describe_tensor(value, field, buffers)
     if isinstance(value, bytes | bytearray):
-        return ["bytes" if isinstance(value, bytes) else "bytearray", _add(buffers, value)]
+        return [_BYTES.get(type(value), "bytes"), _add(buffers, value)]
     if type(value) is dict:
         if bad := [name for name in value if not isinstance(name, str)]:
             raise PlanError(f"{_at(field)} has the key {bad[0]!r:.40}, and only text keys can be sent")
@@ -144,9 +147,10 @@ def _add(buffers: list[Any], data: Any) -> int:
 
 
 def _describe_array(value: np.ndarray[Any, Any] | np.generic, field: str, buffers: list[Any]) -> list[Any]:
-    if value.dtype.kind not in _SENDABLE_KINDS:
+    if value.dtype.kind not in _SENDABLE_KINDS or isinstance(value, np.ma.MaskedArray):
+        kind = "a masked array" if isinstance(value, np.ma.MaskedArray) else "an array"
         raise PlanError(
-            f"{_at(field)} is an array of {value.dtype}, which cannot be sent: convert it with a map() to numbers, "
+            f"{_at(field)} is {kind} of {value.dtype}, which cannot be sent: convert it with a map() to numbers, "
             "or to a list of text or bytes"
         )
     if isinstance(value, np.generic):
@@ -159,12 +163,17 @@ def _as_bytes(value: np.ndarray[Any, Any]) -> Any:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else b""
 
 
-def _describe_tensor(value: Any, buffers: list[Any]) -> list[Any]:
-    tensor = value.detach().cpu().contiguous()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype in _TORCH_ONLY:
-        tensor = tensor.view(getattr(_torch(), _TORCH_ONLY[dtype]))
-    return ["tensor", dtype, list(tensor.shape), _add(buffers, _as_bytes(tensor.numpy()))]
+def _describe_tensor(value: Any, field: str, buffers: list[Any]) -> list[Any]:
+    dtype = str(value.dtype).removeprefix("torch.")
+    try:
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if dtype in _TORCH_ONLY:
+            tensor = tensor.view(getattr(_torch(), _TORCH_ONLY[dtype]))
+        array = tensor.numpy()
+    except (RuntimeError, TypeError) as exc:
+        problem = f"{_at(field)} is a tensor of {dtype} that cannot be sent"
+        raise PlanError(f"{problem}: convert it with a map() before it is served: {exc}") from exc
+    return ["tensor", dtype, list(tensor.shape), _add(buffers, _as_bytes(array))]
 
 
 def _torch() -> Any:
@@ -189,6 +198,10 @@ def _restore(node: Any, rows: list[Any]) -> Any:
             return rows[facts[0]].to_pybytes()
         case "bytearray":
             return bytearray(rows[facts[0]].to_pybytes())
+        case "numpy bytes":
+            return np.bytes_(rows[facts[0]].to_pybytes())
+        case "text":
+            return np.str_(facts[0])
         case "blobs":
             joined, ends = rows[facts[1]].to_pybytes(), np.cumsum([0, *facts[0]]).tolist()
             return [joined[low:high] for low, high in pairwise(ends)]
