@@ -217,6 +217,20 @@ def test_a_run_is_drawn_and_measured(tmp_path: Path) -> None:
     assert all(line.startswith(("#", "penstock_")) for line in metrics.splitlines())
 
 
+def test_metrics_are_exact_and_tell_stages_of_one_name_apart(tmp_path: Path) -> None:
+    begin = {"run": 0, "time": 1000.0, "kind": "begin", "host": "far", "rank": 0, "world": 1, "epoch": 0, "pid": 1}
+    line = {"run": 0, "time": 1001.0, "kind": "stats", "items": 123_456_789, "memory": 5_000_001, "running": False}
+    segments = [{"name": "map(f)", "busy": busy} for busy in (0.25, 0.5)]
+    lines = [begin, {**line, "segments": segments}]
+    (tmp_path / f"rank-0{LOG_SUFFIX}").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = dict(line.rsplit(" ", 1) for line in RunView(str(tmp_path)).metrics().splitlines() if line[0] != "#")
+    labels = 'rank="0",world="1",epoch="0",host="far"'
+    assert samples[f"penstock_items_total{{{labels}}}"] == "123456789"
+    assert samples[f"penstock_memory_bytes{{{labels}}}"] == "5000001"
+    busy = [samples[f'penstock_stage_busy{{{labels},segment="{place}",stage="map(f)"}}'] for place in range(2)]
+    assert busy == ["0.25", "0.5"]
+
+
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     assert "No run has written here yet" in text_of(RunView(str(tmp_path / "nothing")).content())
 

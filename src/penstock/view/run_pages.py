@@ -254,14 +254,14 @@ def _metric_lines(runs: Sequence[LoggedRun], now: float) -> Iterable[str]:
     for name, (kind, text, value) in gauges.items():
         yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
         for run in runs:
-            yield f"{name}{{{_labels(run)}}} {value(run):g}\n"
+            yield f"{name}{{{_labels(run)}}} {value(run):.15g}\n"
     for share in (*_SHARES, "queue_fill", "workers"):
         name = f"penstock_stage_{share}"
         yield f"# HELP {name} {share} of a stage\n# TYPE {name} gauge\n"
         for run in runs:
-            for segment in run.last.get("segments", ()):
-                stage = _quoted(short_name(str(segment.get("name", ""))))
-                yield f'{name}{{{_labels(run)},stage="{stage}"}} {_float(segment, share):g}\n'
+            for place, segment in enumerate(run.last.get("segments", ())):  # several may have one name
+                stage = f'segment="{place}",stage="{_quoted(short_name(str(segment.get("name", ""))))}"'
+                yield f"{name}{{{_labels(run)},{stage}}} {_float(segment, share):.15g}\n"
 
 
 def _labels(run: LoggedRun) -> str:
