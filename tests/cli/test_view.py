@@ -33,6 +33,15 @@ def test_the_address_opens_the_page(tiny_shards: list[Path], warm_python: str) -
     assert "Traceback" not in complaint
 
 
+def test_a_dataset_without_samples_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text("import penstock as ps\nds = ps.from_items([])\n")
+    monkeypatch.setattr("penstock.view.serve_view", lambda view, port, opened: opened(f"{view.browser.total} samples"))
+    assert main(["view", f"{tmp_path / 'program.py'}:ds", "--no-browser"]) == 0
+    assert capsys.readouterr().out == "0 samples\n"
+
+
 def test_nothing_to_view_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["view"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import webbrowser
+from contextlib import suppress
 
 from penstock.cli.argument_types import port_number, usage_error
 from penstock.errors import MissingExtra
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     ds = open_target(args.urls) if args.urls else None
     view = View(ds, () if program else tuple(args.urls), program, args.ledger, args.run)
     if view.browser is not None:
-        view.browser.place(0) if view.browser.shards else None
+        with suppress(IndexError):  # there are no samples; any other problem ends the command
+            view.browser.place(0)
 
     def opened(address: str) -> None:
         sys.stdout.write(f"{address}\n")
