@@ -29,6 +29,8 @@ def sources() -> None:
     ps.read_tar(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.read_tar("a.tar", worker=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ps.read_tar("a.tar", storage="s3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.read_images("photos", mode="rgb")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.read_images("photos", labels="folders")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.mix([ps.from_items([1])], stop="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -63,6 +65,7 @@ def stages(ds: ps.Dataset, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> No
     ds.union(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.join(ds, on="key", how="outr")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.shard(0, 2, "steps")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ds.split(4, equals=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.on_error("ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -105,6 +108,7 @@ def writing(ds: ps.Dataset) -> None:
     assert_type(ds.write_tar("out", max_bytes=1e9, compress="zst"), ps.Packed)
     assert_type(ds.write_parquet("out", compression="zstd"), ps.Packed)
     ds.write_tar("out", compress="rar")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.pack("photos", "packed", engine="rya")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.pack("photos", "packed", fromat="tar")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 

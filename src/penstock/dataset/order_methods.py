@@ -204,7 +204,7 @@ class OrderMethods(StageMethods):
         """
         return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
-    def split(self, n: int, equal: bool = False, **unknown: Any) -> list[Self]:
+    def split(self, n: int, equal: bool = False, **unknown: Never) -> list[Self]:
         """Cut the dataset into ``n`` disjoint ones that can be pickled; ``equal`` drops at most n-1 samples.
 
         On Ray, the parts share one set of workers for the stages before the split, wherever each part is read.

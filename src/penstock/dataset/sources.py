@@ -57,8 +57,8 @@ def read_files(urls: Urls, *, workers: Workers = None, storage: Storage | None =
 
 def read_images(
     folder: Urls,
-    mode: str | None = None,
-    labels: str | None = None,
+    mode: Literal["RGB", "L", "RGBA"] | None = None,
+    labels: Literal["folder"] | None = None,
     *,
     workers: Workers = None,
     storage: Storage | None = None,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
-from penstock.engines import engine_options
+from penstock.engines import EngineName, engine_options
 from penstock.errors import PlanError
 from penstock.landing import (
     MODES,
@@ -64,7 +64,7 @@ def pack(
     dry_run: bool = False,
     version: str = "",
     storage: Storage | None = None,
-    engine: str | None = None,
+    engine: EngineName | None = None,
 ) -> Packed:
     """Pack a dataset into shards in a folder, local or remote; the same source, seed and options give the same bytes.
 
