@@ -150,6 +150,19 @@ def test_arrays_in_other_rows_are_copied_and_then_none_are_offered() -> None:
     assert _rows(memory, 9000).take("x", BIG, np.dtype(np.uint8)) is None
 
 
+def test_rows_that_a_stage_replaces_take_no_memory() -> None:
+    memory = BatchMemory()
+    addresses = set()
+    for number in range(20):
+        values = _computed(_rows(memory, 128 * number, 128), number, 128)
+        addresses.add(_address(values[0]))
+        floats = [value.astype(np.float32) for value in values]
+        del values
+        assert memory.stacked(floats).dtype == np.float32
+    assert len(addresses) == 1
+    assert _rows(memory).take("x", BIG, np.dtype(np.uint8)) is not None
+
+
 def test_a_row_is_given_out_once_and_fits_its_batch() -> None:
     memory = BatchMemory()
     rows = _rows(memory, first=126, count=3)

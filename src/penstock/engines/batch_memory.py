@@ -25,7 +25,9 @@ class BatchMemory:
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(lambda: deque(maxlen=_MAX_BUFFERS))
         self._lock = threading.Lock()
-        self._filling: dict[tuple[int, str], NDArray[Any]] = {}  # by the number of the batch and the field
+        # By the number of the batch and the field. Only rows in use keep a batch: a stage may replace what it gets.
+        self._filling: weakref.WeakValueDictionary[tuple[int, str], NDArray[Any]] = weakref.WeakValueDictionary()
+        self._batch_size = 0
         self._misses = 0
 
     def row(self, number: int, field: str, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -34,34 +36,35 @@ class BatchMemory:
         if self._misses >= _MAX_MISSES or nbytes < _MIN_REUSED_BYTES:
             return None
         with self._lock:
+            self._batch_size = shape[0]
             batch = self._filling.get((number, field))
             if batch is None:
                 batch = self._filling[number, field] = self._new(shape, dtype)
-        return batch[row] if batch.shape == shape and batch.dtype == dtype else None
+        return batch.reshape(shape)[row] if batch.nbytes == nbytes and batch.dtype == dtype else None
 
     def _filled(self, values: list[NDArray[Any]]) -> NDArray[Any] | None:
         """Return the batch whose first rows the arrays are; ``None`` if they are elsewhere."""
         first = values[0]
         with self._lock:
-            similar = [
-                key
+            similar = {
+                key: batch
                 for key, batch in self._filling.items()
-                if (batch.shape[1:], batch.dtype) == (first.shape, first.dtype)
-            ]
+                if batch.dtype == first.dtype and batch.nbytes == self._batch_size * first.nbytes
+            }
             if not similar:
                 return None
             addresses = [_address(value) for value in values]
-            key = next((key for key in similar if _address(self._filling[key]) == addresses[0]), similar[0])
+            key = next((key for key, batch in similar.items() if _address(batch) == addresses[0]), next(iter(similar)))
             batch = self._filling.pop(key)  # a batch that is not the one expected is given up, too
-            stride = batch[0].nbytes
-            if addresses == list(range(_address(batch), _address(batch) + len(values) * stride, stride)) and all(
+            if addresses == [_address(batch) + row * first.nbytes for row in range(len(values))] and all(
                 value.flags.c_contiguous and value.dtype == batch.dtype for value in values
             ):
-                return batch[: len(values)]
+                return batch.reshape(-1)[: len(values) * first.size].reshape(len(values), *first.shape)
             self._misses += 1
             return None
 
     def _new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the memory of a batch, as the array that each of its views refers to."""
         pinned = _pinned_buffer(shape, dtype)
         return self._array(shape, dtype) if pinned is None else pinned
 
@@ -78,11 +81,11 @@ class BatchMemory:
         if first.nbytes * len(values) < _MIN_REUSED_BYTES or any(value.dtype != first.dtype for value in values):
             return np.stack(values)
         with self._lock:
-            out = self._new(shape, first.dtype)
+            out = self._new(shape, first.dtype).reshape(shape)
         return np.stack(values, out=out)
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialised array whose memory becomes free when the last array that views it is gone."""
+        """Return an uninitialised flat array whose memory becomes free when the last array that views it is gone."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         free = self._free[nbytes]
         memory = free.popleft() if free else np.empty(nbytes, np.uint8)
@@ -90,7 +93,7 @@ class BatchMemory:
         # through arrays, and a memoryview is none.
         whole = np.frombuffer(memory.data, dtype)
         weakref.finalize(whole, free.append, memory).atexit = False
-        return whole.reshape(shape)
+        return whole
 
 
 def _address(array: NDArray[Any]) -> int:
