@@ -47,7 +47,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with s3_server(folder) as port:
         store = make_client(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)
         upload_cv_dataset(
-            Images(), client=store, bucket="testbucket", base_folder="pictures", maxsize=1e5, maxcount=100, workers=3
+            Images(),
+            client=store,
+            bucket="testbucket",
+            base_folder="pictures",
+            maxsize=1e5,
+            maxcount=100,
+            workers=3,
+            batch_size=64,
         )
         yield store
 
@@ -82,6 +89,11 @@ def test_the_dataset_is_read_in_this_process_with_the_right_labels(client: Any) 
     labels = {int(number_of(image)): label for image, label in dataset}
     assert labels == {i: i % 10 for i in range(SAMPLES)}
     assert "never-to-be-seen" not in repr(client) + repr(dataset._ds)
+
+
+def test_an_unshuffled_dataset_comes_in_the_order_of_its_shards(client: Any) -> None:
+    shards = [sample["__url__"] for sample in RemoteDataset(client, "testbucket", "pictures", shuffle=False)]
+    assert shards == sorted(shards)
 
 
 def test_shards_respect_the_maximum_size_and_count(client: Any, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def upload_cv_dataset(
     maxsize: float = 1e8,
     maxcount: int = 100_000,
     workers: int = 30,
+    batch_size: int = 256,
     **options: Any,
 ) -> Packed:
     """Pack a torch dataset of (image, label) into shards, in a random order, and upload each shard when it is complete.
@@ -40,6 +41,7 @@ def upload_cv_dataset(
         maxsize: Maximum size of a shard in bytes.
         maxcount: Maximum number of samples in a shard.
         workers: Workers that read and encode.
+        batch_size: Not used.
         options: Other arguments of ``penstock.pack``.
 
     Raises:
@@ -54,11 +56,13 @@ class RemoteDataset(IterableDataset[Any]):
     """The samples of an uploaded dataset, shuffled across several shards, in another order each epoch.
 
     It has the methods of a ``penstock.Dataset`` (``decode``, ``to_tuple``, ``map_tuple``, ``batched``, ...) and goes
-    straight into a ``torch.utils.data.DataLoader``, whose workers share the samples.
+    straight into a ``torch.utils.data.DataLoader``, whose workers share the samples. ``shuffle=False`` keeps the order
+    of the shards.
     """
 
-    def __init__(self, client: S3, bucket: str, folder: str) -> None:
-        self._set_dataset(read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle())
+    def __init__(self, client: S3, bucket: str, folder: str, shuffle: bool = True) -> None:
+        ds = read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client)
+        self._set_dataset(ds.shuffle() if shuffle else ds)
 
     def _set_dataset(self, ds: Dataset) -> None:
         self._ds, self._torch = ds, ds.to_torch()
