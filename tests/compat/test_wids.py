@@ -59,6 +59,13 @@ def test_a_loader_reads_every_sample_once_shard_by_shard(index: str) -> None:
     assert sum(a != b for a, b in pairwise(places)) == 2
 
 
+def test_a_seed_sets_the_order_of_wids(index: str) -> None:
+    epochs = [[2, 0, 1, 3, 4, 5, 7, 6, 8, 9], [3, 0, 2, 1, 9, 8, 4, 7, 6, 5]]  # of wids in webdataset 0.2.100
+    for sampler in (ShardListSampler(ShardListDataset(index)), ChunkedSampler(range(10), chunksize=4, shuffle=True)):
+        next(iter(sampler))  # an epoch that is not finished does not count
+        assert [list(sampler), list(sampler)] == epochs
+
+
 def test_chunks_and_ranks_cover_the_dataset() -> None:
     numbers = range(103)
     assert list(ChunkedSampler(numbers, chunksize=10, shuffle=False)) == list(numbers)

@@ -187,15 +187,20 @@ class ChunkedSampler(Sampler[int]):
         return given if given > 0 else sum(stop - start for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        rng = random.Random(self.seed * 1_000_003 + self.epoch)
-        chunks = self.shuffle and (self.shufflefirst or self.epoch > 0)
+        rng = random.Random(self.seed + 1_289_738_273 * self.epoch)  # the numbers that wids draws
+        chunks = [*self.ranges]
+        if self.shuffle and (self.shufflefirst or self.epoch > 0):
+            rng.shuffle(chunks)
+        for start, stop in chunks:
+            numbers = [*range(start, stop)]
+            if self.shuffle:
+                rng.shuffle(numbers)
+            yield from numbers
         self.epoch += 1
-        for start, stop in rng.sample(self.ranges, len(self.ranges)) if chunks else self.ranges:
-            yield from rng.sample(range(start, stop), stop - start) if self.shuffle else range(start, stop)
 
 
 class ShardedSampler(ChunkedSampler):
-    """The numbers of samples shard by shard: shards in random order, and the samples of a shard too."""
+    """The numbers of samples shard by shard, each in random order; from the second epoch on, shards in random order."""
 
     def __init__(
         self,
@@ -204,7 +209,7 @@ class ShardedSampler(ChunkedSampler):
         batch_size: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        shufflefirst: bool = True,
+        shufflefirst: bool = False,
     ) -> None:
         super().__init__(dataset, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
         ends = np.cumsum(dataset.lengths if lengths is None else lengths).tolist()
