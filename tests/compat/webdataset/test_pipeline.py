@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import webdataset
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 
 from penstock.compat import webdataset as wds
 from penstock.errors import StateError
@@ -47,6 +48,30 @@ def test_epochs_that_workers_count_are_not_saved_as_those_of_this_process(url: s
     list(loader)
     with pytest.raises(StateError, match="workers of a DataLoader count"):
         loader.state_dict()
+
+
+def test_trainers_find_no_state_where_a_pipeline_has_none(url: str) -> None:
+    counted = wds.WebDataset(url, shardshuffle=4, detshuffle=True, seed=1)
+    for pipeline in (wds.WebDataset(url), counted, wds.WebLoader(counted, batch_size=None), wds.FluidWrapper(counted)):
+        assert not hasattr(pipeline, "state_dict")
+        assert not isinstance(pipeline, Stateful)
+    with pytest.raises(AttributeError, match="'WebDataset' has no attribute 'stat_dict'"):
+        counted.stat_dict  # noqa: B018
+    next(iter(counted))
+    assert hasattr(counted, "state_dict")
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {"shardshuffle": 4, "detshuffle": True, "seed": 1})])
+def test_the_loader_of_torchdata_resumes_by_skipping_what_was_read(workers: int, options: Any, url: str) -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(wds.WebDataset(url, **options).to_tuple("__key__"), None, num_workers=workers)
+
+    stream = iter(before := loader())
+    seen = [next(stream) for _ in range(5)]
+    after = loader()
+    after.load_state_dict(before.state_dict())
+    assert [*seen, *after] == list(loader())
 
 
 class Marked(wds.Decoder):  # type: ignore[misc]

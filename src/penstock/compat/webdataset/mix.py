@@ -17,19 +17,17 @@ class RandomMix(IterableDataset[Any]):
         return random.choices(range(len(weights)), weights)[0]
 
     def __iter__(self) -> Iterator[Any]:
-        left, at = [iter(dataset) for dataset in self.datasets], 0
+        left, at, end = [iter(dataset) for dataset in self.datasets], 0, object()
         weights = [1.0] * len(left) if self.probs is None else list(self.probs)
         while left:
             at = self._chosen(at, weights)
-            try:
-                sample = next(left[at])
-            except StopIteration:
-                if not self.longest:
-                    return
+            if (sample := next(left[at], end)) is not end:
+                at += 1
+                yield sample
+            elif self.longest:
                 del left[at], weights[at]
-                continue
-            at += 1
-            yield sample
+            else:
+                return
 
 
 class RoundRobin(RandomMix):

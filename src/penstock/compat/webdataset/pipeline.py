@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import os
 import random
@@ -11,13 +10,14 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from itertools import islice
 from typing import Any, Self
 
 from penstock.compat.webdataset.autodecode import Decoder
 from penstock.compat.webdataset.filters import default_collation_fn
 from penstock.compat.webdataset.handlers import reraise_exception
-from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
+from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset, get_worker_info
 from penstock.compat.webdataset.utils import PipelineStage
 from penstock.dataset import Dataset, read_tar
 from penstock.errors import PlanError, StateError
@@ -33,6 +33,9 @@ _READING = re.compile(r"\b(tarfile_samples|(url_opener|StreamingOpen|FileCache) 
 
 
 class NoLength(AttributeError, TypeError): ...  # for hasattr(pipeline, "__len__"), and for len(pipeline)
+
+
+class NoState(AttributeError, StateError): ...  # for hasattr(pipeline, "state_dict"), and for pipeline.state_dict()
 
 
 class DataPipeline(IterableDataset[Any], PipelineStage):
@@ -63,7 +66,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def iterator1(self) -> Iterator[Any]:
         source, *steps = self.pipeline
-        return functools.reduce(lambda items, step: self.invoke(step, items), steps, self.invoke(source))
+        return reduce(lambda items, step: self.invoke(step, items), steps, self.invoke(source))
 
     def iterator(self) -> Iterator[Any]:
         for _ in range(self.repetitions):
@@ -107,23 +110,25 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Yield this many samples per iteration (in each worker), repeating the stages as needed; in place."""
-        self.repetitions, self.nsamples = sys.maxsize, max(nsamples, nbatches)
-        return self
+        return self.repeat(nbatches=max(nsamples, nbatches))
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
         """Run the stages ``nepochs`` times per iteration, without end if it is not positive; in place."""
         self.repetitions, self.nsamples = nepochs if nepochs > 0 else sys.maxsize, nbatches
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the epochs of the stages that count them; ``StateError`` if none does, or none in this process."""
+    def __getattr__(self, name: str) -> Any:
+        """Find ``state_dict`` where stages count epochs in this process: trainers call it wherever they find one."""
+        if name != "state_dict":
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         counts = {str(i): getattr(step, "epoch", None) for i, step in enumerate(self.pipeline)}
         epochs = {i: epoch for i, epoch in counts.items() if isinstance(epoch, int)}
-        if not epochs or self.iterated_in != os.getpid() or isinstance(self.pipeline[0], DataLoader):
+        in_workers = self.iterated_in != os.getpid() or get_worker_info() or isinstance(self.pipeline[0], DataLoader)
+        if not epochs or in_workers:
             problem = "workers of a DataLoader count their own" if epochs else "no stage of this one counts"
             instead = "write .exact().loader(), which resumes after any batch"
-            raise StateError(f"a WebDataset pipeline keeps no position, and {problem} epochs: {instead}")
-        return {"v": 1, "stages": [_stage_name(step) for step in self.pipeline], "epochs": epochs}
+            raise NoState(f"a WebDataset pipeline keeps no position, and {problem} epochs: {instead}")
+        return partial(dict, v=1, stages=[_stage_name(step) for step in self.pipeline], epochs=epochs)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the epoch after those in a state; ``StateError`` if it was saved by other stages."""
@@ -153,13 +158,11 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         ds = read_tar(list(source.urls))
         if source.seed is not None:
             ds = ds.shuffle(seed=_seed(source.seed))
-        ds = functools.reduce(_with_stage, steps[:first] + steps[last:], ds)
-        if self.repetitions == 1:
-            return ds
-        if self.nsamples > 0:
+        ds = reduce(_with_stage, steps[:first] + steps[last:], ds)
+        if self.repetitions != 1 and self.nsamples > 0:
             advice = "since it counts per worker: leave it out, or write .exact().repeat().limit(n)"
             raise PlanError(f"with_epoch({self.nsamples}) has no exact counterpart, {advice}")
-        return ds.repeat(self.repetitions if self.repetitions < sys.maxsize else None)
+        return ds if self.repetitions == 1 else ds.repeat(self.repetitions if self.repetitions < sys.maxsize else None)
 
 
 def _stage_name(step: Any) -> str:
@@ -211,11 +214,8 @@ def _with_items(ds: Dataset, step: Any, name: str, options: dict[str, Any]) -> D
     any_count, handler = name in _CHANGE_THE_COUNT and not decodes, options.get("handler")
     if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
         any_count = True
-        continues = functools.partial(_continues, handler=handler)
-        step = type(step)(step.f, *step.args, **{**options, "handler": continues})
-    if any_count:
-        return ds.flat_map(functools.partial(_items, stage=step))
-    return ds.map(functools.partial(_item, stage=step))
+        step = type(step)(step.f, *step.args, **{**options, "handler": partial(_continues, handler=handler)})
+    return ds.flat_map(partial(_items, stage=step)) if any_count else ds.map(partial(_item, stage=step))
 
 
 def _items(item: Any, *, stage: Callable[[Iterator[Any]], Any]) -> list[Any]:

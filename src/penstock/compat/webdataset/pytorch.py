@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from torch import Tensor as TorchTensor
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ModuleNotFoundError:
     if not TYPE_CHECKING:
 
@@ -17,5 +17,7 @@ except ModuleNotFoundError:
 
         class TorchTensor: ...
 
+        get_worker_info = bool
 
-__all__ = ["DataLoader", "IterableDataset", "TorchTensor"]
+
+__all__ = ["DataLoader", "IterableDataset", "TorchTensor", "get_worker_info"]
