@@ -18,8 +18,9 @@ import cloudpickle
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError, PlanError, StageError
+from penstock.errors import DataError, PlanError, StageError, StorageError
 from penstock.formats.tar.index import Index
+from penstock.landing import ranges
 from penstock.plan.values import WorkerKind
 from penstock.storage import S3
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
@@ -117,6 +118,38 @@ def test_more_than_ten_files_of_a_range_are_read_in_the_order_of_writing(kind: s
     read: Any = {"tar": ps.read_tar, "parquet": ps.read_parquet, "json": ps.read_json}[kind]
     for place in (tmp_path / "split", f"{tmp_path}/split/*.{names[0].rpartition('.')[2]}"):
         assert [sample["__key__"][-2:] for sample in read(str(place))] == [f"{n:02d}" for n in range(24)]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_part_of_a_set_of_split_ranges_is_never_read(
+    kind: str, remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = ps.from_items([{"n": n, "txt": "x" * 500} for n in range(18)])
+    limit = {"max_bytes": 1200} if kind == "json" else {"max_samples": 2}
+    place = f"memory://split-{kind}/" if remote else f"{tmp_path}/"
+    module: Any
+    module, name = (ranges, "put_file") if remote else (os, "replace")
+    publish, left = getattr(module, name), 0
+
+    def interrupted_publish(*args: Any) -> None:
+        nonlocal left
+        if remote or (os.path.exists(args[0]) and os.path.dirname(args[1]).endswith("/out")):
+            left -= 1
+            if left < 0:
+                raise OSError("interrupted")
+        publish(*args)
+
+    monkeypatch.setattr(module, name, interrupted_publish)
+    for calls in range(9):  # three ranges of three files
+        left, url = calls, f"{place}{calls}/out"
+        with pytest.raises(StorageError, match="interrupted"):
+            getattr(ds, f"write_{kind}")(url, shards=3, **limit)
+        left = 100
+        with pytest.raises(StorageError, match="incomplete" if calls else "no files|no such"):
+            getattr(ps, f"read_{kind}")(url).take_all()
+        assert getattr(ds, f"write_{kind}")(url, shards=3, **limit).samples == 18
+        assert [row["n"] for row in getattr(ps, f"read_{kind}")(url)] == [*range(18)]
 
 
 def test_names_follow_a_pattern_and_the_compression(tmp_path: Path) -> None:

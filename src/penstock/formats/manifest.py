@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"  # of tar shards; other formats have a hidden one, wh
 _MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
 _NUMBER = re.compile(r"%0?\d*d")
 _LISTINGS = 5  # of a folder, until the listing and the manifest are of one time
-_NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.\w+)")
+_NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(?:-(\d{1,6}))?(\.\w+)")  # a longer last number is a hash
 
 
 class ShardEntry(NamedTuple):
@@ -320,27 +320,36 @@ def _warn_of_left_out(folder: str, names: tuple[str, ...], format: str) -> None:
 def check_sets(paths: Sequence[str], storage: Storage | None) -> None:
     """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
 
-    A set that a manifest lists is complete: what it does not name is an empty range.
+    Of a range that was split, such as ``00000-of-00003-1``, the first file becomes visible last. A set that a manifest
+    lists is complete: what it does not name is an empty range.
 
     Raises:
         StorageError: A file of a set is missing.
     """
-    sets: dict[tuple[str, str, str, str], set[int]] = {}
+    sets: dict[tuple[str, str, str, str, str], dict[int, set[int]]] = {}
     for path in paths:
         folder, _, name = without_query(path).rpartition("/")
         if match := _NUMBERED_FILE.fullmatch(name):
-            sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
-    for (folder, prefix, total, suffix), found in sets.items():
-        if missing := sorted(set(range(int(total))) - found):
-            name = f"{folder}/{prefix}{missing[0]:05d}-of-{total}{suffix}"
-            first = f"{prefix}{min(found):05d}-of-{total}{suffix}"
-            given = storage if scheme(folder) != "file" else None
+            prefix, number, total, part, suffix = match.groups()
+            found = sets.setdefault((folder, prefix, total, "" if part is None else "-{}", suffix), {})
+            found.setdefault(int(number), set()).add(int(part or 0))
+    for (folder, prefix, total, part_format, suffix), found in sets.items():
+        names = (
+            (f"{prefix}{number:05d}-of-{total}{part_format.format(part)}{suffix}", part in found.get(number, ()))
+            for number in range(int(total))
+            for part in range(1 + max(found.get(number, (0,))))
+        )
+        if missing := next((name for name, is_found in names if not is_found), None):
+            number, parts = next(iter(found.items()))
+            known = f"{prefix}{number:05d}-of-{total}{part_format.format(min(parts))}{suffix}"
+            url, given = f"{folder}/{missing}", storage if scheme(folder) != "file" else None
             manifest = read_manifest_at(folder or "/", given, format=suffix[1:], optional=True)
-            if manifest is not None and manifest.entry(first) and not manifest.entry(shard_name(name)):
+            if manifest is not None and manifest.entry(known) and not manifest.entry(shard_name(url)):
                 continue
+            kind = "ranges" if part_format else "files"
             raise StorageError(
-                f"the set of {int(total)} files is incomplete, as after an interrupted write: this file is missing",
-                redacted(name),
+                f"the set of {int(total)} {kind} is incomplete, as after an interrupted write: this file is missing",
+                redacted(url),
             )
 
 

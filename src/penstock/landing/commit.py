@@ -406,7 +406,7 @@ class Landing:
         names, target = run.commit or [], self.target
         pairs = list(zip(run.entries, names, strict=True))
         if target.on_disk:
-            for draft, name in pairs:
+            for draft, name in reversed(pairs):  # see check_sets
                 self._publish(draft, name)
         else:
             with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:

@@ -162,9 +162,10 @@ class RangeWriter:
     def close(self) -> list[ShardEntry]:
         """Complete the range, move its files to where the run or its readers find them, and return their entries."""
         self._sink.close()
-        entries = [self._publish(entry, number) for number, entry in enumerate(self.entries.values())]
+        numbered = reversed([*enumerate(self.entries.values())])  # see check_sets
+        entries = [self._publish(entry, number) for number, entry in numbered]
         self.drop()
-        return entries
+        return entries[::-1]
 
     def _publish(self, entry: ShardEntry, number: int) -> ShardEntry:
         path = os.path.join(self.drafts, entry.name)
