@@ -478,6 +478,25 @@ def test_a_file_that_is_not_of_the_set_is_neither_replaced_nor_removed(tmp_path:
     assert visible == ["extra-001.tar", "mine.tar", *(f"shard-{n:06d}.tar" for n in range(3))]
 
 
+@pytest.mark.parametrize("name", ["50%%-%04d.tar", "%%d-%d.tar", "my%20data.csv", "50%discount.jsonl", "a%d.tfrecord"])
+def test_a_name_with_a_percent_sign_is_found_again(name: str, tmp_path: Path) -> None:
+    methods = {".tar": "write_tar", ".csv": "write_csv", ".jsonl": "write_json", ".tfrecord": "write_tfrecords"}
+    method, rows = methods[Path(name).suffix], [{"n.cls": n} for n in range(9)]
+    packed = getattr(ps.from_items(rows), method)(tmp_path / name)
+    assert packed.samples == 9
+    assert getattr(ps.from_items(rows), method)(tmp_path / name) == packed
+    with pytest.raises(PlanError, match="written from another source"):
+        getattr(ps.from_items(rows[:4]), method)(tmp_path / name)
+    if method == "write_tar":
+        assert getattr(ps.from_items(rows[:4]), method)(tmp_path / name, mode="append").shards == (name % 1,)
+        assert len(ps.read_tar(tmp_path)) == 13
+    else:
+        with pytest.raises(PlanError, match="give a folder"):
+            getattr(ps.from_items(rows[:4]), method)(tmp_path / name, mode="append")
+    getattr(ps.from_items(rows[:4]), method)(tmp_path / name, mode="replace")
+    assert len([one for one in tmp_path.iterdir() if one.suffix == Path(name).suffix]) == 1
+
+
 def test_a_full_disk_is_one_error_and_the_rerun_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_fsync, synced = os.fsync, []
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # of tar shards; other formats have a hidden one, which tools that read folders ignore
 _MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
-_NUMBER = re.compile(r"%0?\d*d")
+_NUMBERED = re.compile(r"((?:[^%]|%%)*)%(?:0\d+)?d((?:[^%]|%%)*)")  # the pattern of shards
 _LISTINGS = 5  # of a folder, until the listing and the manifest are of one time
 _NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(?:-(\d{1,6}))?(\.\w+)")  # a longer last number is a hash
 
@@ -254,11 +254,10 @@ def set_pattern(format: str, label: str) -> re.Pattern[str]:
         format: The format of the files.
         label: The name or pattern of the files (``train-%06d.tar``), as the user wrote it; empty for a whole folder.
     """
-    if match := _NUMBER.search(label):
-        stem, dot, suffix = label[match.end() :].partition(".")
-        return re.compile(
-            rf"{re.escape(label[: match.start()])}(\d+){re.escape(stem)}(?:-\d+)?{re.escape(dot + suffix)}"
-        )
+    if format == "tar" and (match := _NUMBERED.fullmatch(label)):
+        before, after = (text.replace("%%", "%") for text in match.groups())
+        stem, dot, suffix = after.partition(".")
+        return re.compile(rf"{re.escape(before)}(\d+){re.escape(stem)}(?:-\d+)?{re.escape(dot + suffix)}")
     if label:
         return re.compile(rf"{re.escape(label)}()")
     if format == "tar":

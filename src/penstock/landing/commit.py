@@ -352,7 +352,7 @@ class Landing:
                     f"{redacted(target.folder)} holds {foreign[0]}{more}, which Penstock did not write, and which "
                     "mode='replace' would leave among the new files; remove them, or choose another folder"
                 )
-        if self._mode == "append" and target.label and "%" not in target.label:
+        if self._mode == "append" and target.is_file:
             raise PlanError(
                 f"{redacted(target.url(target.label))}: mode='append' adds files to a folder; give a folder"
             )

@@ -307,7 +307,7 @@ def write_set(
     check_choice("mode", mode, MODES)
     program.check_finite()
     if sinks.shards is not None:
-        if target.label and ("%" not in target.label or target.format != "tar"):
+        if target.is_file:
             file = redacted(target.url(target.label))
             raise PlanError(f"{file}: shards={sinks.shards} writes several files; give a folder")
         options = {**options, "shards": sinks.shards}

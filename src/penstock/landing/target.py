@@ -46,6 +46,11 @@ class Target:
         return scheme(self.folder) == "file"
 
     @property
+    def is_file(self) -> bool:
+        """Whether the label names one file: only shards are numbered by a pattern."""
+        return bool(self.label) and not (self.format == "tar" and "%" in self.label)
+
+    @property
     def storage(self) -> Storage:
         """The storage of the folder."""
         return open_storage(self.folder, None if self.on_disk else self.given)
@@ -113,7 +118,7 @@ class Target:
         target, endings = _real(self.folder), self.suffixes if suffixes is None else suffixes
         for url in (reader.url(shard) for reader in program.readers for shard in range(len(reader.names))):
             name = os.path.basename(os.path.realpath(local_path(url)) if scheme(url) == "file" else url)
-            same_file = "%" in self.label or self.label in ("", name)
+            same_file = not self.is_file or self.label == name
             if same_file and name.endswith(endings) and _source_folder(url) == target:
                 raise PlanError(
                     f"the dataset reads from {redacted(self.folder)}, where it is to be written; choose another folder"

@@ -34,9 +34,12 @@ def test_a_folder_whose_subfolders_have_shards_says_how_to_name_them(tmp_path: P
     assert ps.read_tar(pattern).count() == 1
 
 
-def test_a_pattern_needs_exactly_one_number() -> None:
+@pytest.mark.parametrize(
+    "name", ["x-%s-%s", "%%d", "x-%5d", "x-%i", "x-%s", "x-%u", "%x", "%-4d", "%+d", "% d", "%d%d"]
+)
+def test_a_pattern_has_one_number_that_readers_of_the_folder_find_again(name: str) -> None:
     with pytest.raises(PlanError, match="is not a pattern"):
-        parse_target("x-%s-%s.tar", None)
+        parse_target(f"{name}.tar", None)
 
 
 def test_a_suffix_selects_a_compression() -> None:

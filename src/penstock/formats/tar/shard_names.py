@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.errors import PlanError, StorageError
+from penstock.formats.manifest import set_pattern
 from penstock.storage import Storage, expand, local_path
 from penstock.storage.protocol import scheme
 
@@ -112,8 +113,8 @@ def suffix_compression(name: str) -> str | None:
 
 def _check_pattern(name: str) -> None:
     try:
-        distinct = name % 0 != name % 1
+        is_found = set_pattern("tar", name).fullmatch(name % 1)  # or later runs would replace the shards unseen
     except (TypeError, ValueError):
-        distinct = False
-    if not distinct:
+        is_found = None
+    if not is_found:
         raise PlanError(f"{name!r} is not a pattern for numbered shards: write it like 'train-%06d.tar'")
