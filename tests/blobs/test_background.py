@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 
 import pytest
 
-from penstock.blobs.background import BackgroundThread, BoundedQueue, run_now
+from penstock.blobs.background import BackgroundThread, BoundedQueue, join_thread, run_now
 
 InterruptAt = Callable[[int], AbstractContextManager[list[int]]]
 
@@ -121,3 +122,36 @@ def test_run_now_runs_in_the_calling_thread() -> None:
     idents: list[int] = []
     run_now(lambda: idents.append(threading.get_ident()))
     assert idents == [threading.get_ident()]
+
+
+def test_a_thread_is_waited_for_again_after_ctrl_c_has_interrupted_the_wait() -> None:
+    gate, ran = threading.Event(), list[str]()
+    thread = BackgroundThread("interrupted", 1)
+
+    def call() -> None:
+        gate.wait(DEADLINE_S)
+        ran.append("ended")
+
+    thread(call)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            thread.finish()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    threading.Timer(0.1, gate.set).start()
+    thread.stop()
+    assert ran == ["ended"]
+    assert "interrupted" not in {one.name for one in threading.enumerate()}
+
+
+def test_a_wait_with_a_timeout_ends() -> None:
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait)
+    thread.start()
+    join_thread(thread, 0.05)
+    assert thread.is_alive()
+    gate.set()
+    join_thread(thread)
+    assert not thread.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -11,10 +12,25 @@ _T = TypeVar("_T")
 Call = Callable[[], object]
 Submit = Callable[[Call], None]
 
+_POLL_S = 0.01  # between looks at a thread that cannot be joined
+
 
 def run_now(call: Call) -> None:
     """Run a call in the calling thread: the ``Submit`` of writers that have no background thread."""
     call()
+
+
+def join_thread(thread: threading.Thread, timeout_s: float = threading.TIMEOUT_MAX) -> None:
+    """Wait until a thread has ended, even if Ctrl-C interrupted an earlier wait for it.
+
+    CPython 3.11 and 3.12 take a thread for ended once ``Thread.join`` was interrupted, although it is still running.
+    """
+    until = time.monotonic() + timeout_s
+    while thread in threading.enumerate() and (left := until - time.monotonic()) > 0:
+        if thread.is_alive():
+            thread.join(min(left, threading.TIMEOUT_MAX))
+        else:
+            time.sleep(_POLL_S)
 
 
 class BoundedQueue(Generic[_T]):
@@ -89,9 +105,8 @@ class BackgroundThread:
         self._end()
 
     def _end(self) -> None:
-        if self._thread.is_alive():
-            self._calls.put_last(None)
-            self._thread.join()
+        self._calls.put_last(None)
+        join_thread(self._thread)
 
     def check(self) -> None:
         """Raise the failure of a call that ran, if there is one.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from penstock.blobs.background import join_thread
 from penstock.blobs.prefetch import Fetcher, read_whole
 from penstock.storage import Storage, Upload, open_storage, redacted
 from penstock.storage.protocol import per_process
@@ -45,7 +46,7 @@ class ObjectReader(io.BufferedIOBase):
         if self._opening is None:
             self.fetch()
         assert self._opening is not None
-        self._opening.join()
+        join_thread(self._opening)
         if self._error is not None:
             raise self._error
         if self._at == len(self._chunk):
@@ -87,7 +88,7 @@ class ObjectReader(io.BufferedIOBase):
     def close(self) -> None:
         if not self.closed:
             if self._opening is not None:
-                self._opening.join()
+                join_thread(self._opening)
             self._fetched.close()
         super().close()
 

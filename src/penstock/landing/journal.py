@@ -185,4 +185,5 @@ class Journal:
         """Close the journal; lines that are not durable yet may be lost. An empty file is removed."""
         if self._storage is None and not os.fstat(self._fd).st_size:
             self.remove()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # a thread that was left behind must not write to another file
+        os.close(fd)

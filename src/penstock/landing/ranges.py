@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from penstock.blobs.background import join_thread
 from penstock.blobs.draft import put_file
 from penstock.engines import ConsumerHost, ConsumerLost, Lanes, Program
 from penstock.engines.progress import Progress
@@ -403,8 +404,7 @@ class _RangeRuns:
             self.stopped.set()
             lanes.close()
             for thread in threads:
-                if thread.ident is not None:
-                    thread.join(10.0)
+                join_thread(thread, 10.0)
         if self.failures:
             raise self.failures[min(self.failures)]
 
