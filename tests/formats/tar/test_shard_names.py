@@ -42,6 +42,12 @@ def test_a_pattern_has_one_number_that_readers_of_the_folder_find_again(name: st
         parse_target(f"{name}.tar", None)
 
 
+@pytest.mark.parametrize(("name", "compress"), [("x-%04d", None), ("x-%04d", "gz"), ("x-%d.TAR", None)])
+def test_a_pattern_ends_in_a_suffix_that_readers_of_the_folder_look_for(name: str, compress: str | None) -> None:
+    with pytest.raises(PlanError, match="is not a pattern"):
+        parse_target(name, compress)
+
+
 def test_a_suffix_selects_a_compression() -> None:
     assert [suffix_compression(name) for name in ("a.tar", "a.tgz", "a.tar.bz2")] == [None, "gz", "bz2"]
 

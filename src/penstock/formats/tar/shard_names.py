@@ -84,7 +84,8 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
     """Return the folder of a target, the name or pattern of its shards, and whether it is a single archive.
 
     Raises:
-        PlanError: The name has a ``%`` but is not a pattern for numbered shards, or a suffix of another compression.
+        PlanError: The name has a ``%`` but is not a pattern for numbered shards that readers of the folder find, or it
+            has the suffix of another compression.
     """
     folder, name = os.path.split(path)
     single = "%" not in name and name.endswith(TAR_SUFFIXES)
@@ -113,8 +114,9 @@ def suffix_compression(name: str) -> str | None:
 
 def _check_pattern(name: str) -> None:
     try:
-        is_found = set_pattern("tar", name).fullmatch(name % 1)  # or later runs would replace the shards unseen
+        # Later runs would replace other shards unseen, and readers would miss them in the folder.
+        is_found = set_pattern("tar", name).fullmatch(name % 1) and name.endswith(TAR_SUFFIXES)
     except (TypeError, ValueError):
-        is_found = None
+        is_found = False
     if not is_found:
         raise PlanError(f"{name!r} is not a pattern for numbered shards: write it like 'train-%06d.tar'")
