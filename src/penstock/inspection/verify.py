@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -121,7 +122,7 @@ def _table_problems(file: FileToVerify) -> Iterator[str]:
         if file.entry is not None:
             yield from _compare_with_entry(file.entry, known or checksum_file(path), "the manifest says")
         try:
-            table = pq.ParquetFile(path)
+            table = pq.ParquetFile(os.path.abspath(path))  # Arrow takes ~ for the home folder
         except (pa.ArrowException, OSError) as exc:
             yield f"not a Parquet file: {str(exc).splitlines()[0]}"
             return

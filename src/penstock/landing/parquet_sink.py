@@ -281,7 +281,7 @@ def _schema_of(path: str) -> pa.Schema:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_schema(path)
+        return pq.read_schema(os.path.abspath(path))  # Arrow takes ~ for the home folder
     except OSError as exc:
         raise StorageError(f"cannot resume from this file: {exc}", path) from exc
 

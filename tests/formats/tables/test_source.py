@@ -16,6 +16,7 @@ import penstock as ps
 from penstock.codecs.features import Value, metadata_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
 from penstock.formats.tables.source import ParquetSource, partitions_of, plain_table, require_arrow
+from penstock.inspection.verify import tables_to_verify, verify_table
 from penstock.plan import Fields
 
 
@@ -79,6 +80,14 @@ def test_hidden_and_temporary_subfolders_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(StorageError, match="no files of this format"):
         len(ps.read_parquet(tmp_path))
+
+
+def test_a_folder_named_with_a_tilde_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ps.from_items([{"id": n} for n in range(3)]).write_parquet("~/out")
+    assert ids(ps.read_parquet("~/out")) == [0, 1, 2]
+    (file,) = tables_to_verify(("~/out",))
+    assert verify_table(file) == []
 
 
 def test_an_incomplete_set_is_refused(tmp_path: Path) -> None:

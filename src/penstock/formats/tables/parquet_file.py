@@ -227,6 +227,8 @@ def open_parquet(url: str, path: str, storage: Storage | None, partition: Partit
     import pyarrow.parquet as pq
 
     stamp = local_stamp(path, url) if storage is None else remote_stamp(path, storage)
+    if path.startswith("~"):  # which Arrow takes for the home folder
+        path = f"./{path}"
     try:
         source: Any = path
         if storage is not None:
