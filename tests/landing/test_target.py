@@ -17,6 +17,9 @@ def test_a_target_without_a_name_and_a_dataset_without_an_end_are_refused(method
         "": "url='': give a path or a URL",
         "-": "files cannot be written to a pipe",
         str(tmp_path / "a{0..3}"): "braces stand for several names",
+        str(tmp_path / "a::b"): "'::' stands for several names",
+        str(tmp_path / "a\0b"): "give a path or a URL",
+        b"bytes": "give a path or a URL",
     }.items():
         with pytest.raises(PlanError, match=problem):
             getattr(ds, method)(target)

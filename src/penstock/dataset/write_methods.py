@@ -117,7 +117,7 @@ class WriteMethods(TableMethods):
             StorageError: The target cannot be written.
         """
         if delimiter is None:
-            delimiter = "\t" if os.fspath(url).endswith(".tsv") else ","
+            delimiter = "\t" if landing.check_path("url", url).endswith(".tsv") else ","
         return self._write_rows(url, AsCsv(delimiter), (max_bytes, shards), mode, version, progress, storage)
 
     @takes_mode

@@ -119,7 +119,7 @@ def process(
     check_count("retries", retries)
     settings = _Settings(fn, retries, Resources(workers, on, cpus, gpus, 0, timeout_s), engine, address, storage)
     settings.check()
-    metadata_url = None if metadata is None else os.fspath(metadata)
+    metadata_url = None if metadata is None else check_path("metadata", metadata)
     if metadata_url is not None:
         check_metadata(metadata_url)
     job = _JobRun(resolve_inputs(inputs, storage), settings, check_path("out", out), metadata_url, overwrite)

@@ -131,7 +131,7 @@ def check_path(name: str, value: str | os.PathLike[str]) -> str:
     Raises:
         PlanError: The value is not a path or URL.
     """
-    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path and "\0" not in path:
         return path
     raise PlanError(f"{name}={value!r}: give a path or a URL")
 
@@ -145,8 +145,9 @@ def target_text(url: str | os.PathLike[str]) -> str:
     text = check_path("url", url)
     if text == "-":
         raise PlanError("url='-': files cannot be written to a pipe; give a path, such as './-', or a URL")
-    if [*islice(expand_braces(text), 2)] != [text]:
-        raise PlanError(f"{redacted(text)}: braces stand for several names when they are read; use another name")
+    if "::" in text or [*islice(expand_braces(text), 2)] != [text]:
+        sign = "'::' stands" if "::" in text else "braces stand"
+        raise PlanError(f"{redacted(text)}: {sign} for several names when they are read; use another name")
     return text
 
 
