@@ -26,7 +26,9 @@ COMMAND = "echo done > sample.out; sleep ${PENSTOCK_TEST_SLEEP:-0}"
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".index")}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.exists() and not path.name.endswith(".index")
+    }
 
 
 def test_outputs_are_named_by_the_braces_of_the_input() -> None:
@@ -94,6 +96,19 @@ def test_a_failing_shard_does_not_stop_the_others(
     assert "in-01.tar failed: the command failed with exit code 9" in error
     assert error.endswith("penstock: 3 shards done, 1 failed\n")
     assert sorted(path.name for path in out.glob("*.tar")) == ["00.tar", "02.tar", "03.tar"]
+
+
+def test_a_shard_that_cannot_be_written_does_not_stop_the_others(
+    write_shards: WriteShards, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "01.tar").symlink_to(tmp_path / "missing" / "01.tar")
+    assert main(["proc", "-c", COMMAND, write_shards(), "-o", str(out / "{}.tar")]) == 1
+    err = capfdbinary.readouterr().err.decode().splitlines()
+    assert err[0].endswith(f"failed: cannot write: No such file or directory (url: {out}/01.tar)")
+    assert err[1:] == ["penstock: 3 shards done, 1 failed"]
+    assert sorted(_files(out)) == ["00.tar", "02.tar", "03.tar", "manifest.json"]
 
 
 def test_globs_keep_names_and_clashes_are_refused(

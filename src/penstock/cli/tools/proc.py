@@ -334,14 +334,16 @@ class ShardProcessor:
         """Write the output shard and return its entry for a manifest."""
         from penstock.formats.tar.shard_names import on_disk
         from penstock.formats.tar.writer import TarWriter
+        from penstock.landing import storage_errors
         from penstock.storage import local_path
 
         counts = _Counts()
-        if on_disk(target):
-            os.makedirs(os.path.dirname(local_path(target)) or ".", exist_ok=True)
-        with TarWriter(target, compress=self.args.compress) as writer:
-            for samples in _process_samples(self.args, [source], counts):
-                writer.write_encoded(samples)
+        with storage_errors(target):
+            if on_disk(target):
+                os.makedirs(os.path.dirname(local_path(target)) or ".", exist_ok=True)
+            with TarWriter(target, compress=self.args.compress) as writer:
+                for samples in _process_samples(self.args, [source], counts):
+                    writer.write_encoded(samples)
         if counts.failed or counts.emptied or self.args.verbose:
             sys.stderr.write(f"penstock: {source}: {counts}\n")
         assert writer.entry is not None
