@@ -20,7 +20,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, PlanError, StorageError
+from penstock.formats.manifest import write_manifest_at
 from penstock.formats.tar.index import Index
+from penstock.landing import commit
 from penstock.storage import S3, Memory, Upload, open_storage
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 
@@ -476,6 +478,28 @@ def test_a_file_that_is_not_of_the_set_is_neither_replaced_nor_removed(tmp_path:
     samples(4).write_tar(tmp_path / "extra-%03d.tar", mode="replace")
     visible = sorted(name for name in os.listdir(tmp_path) if name.endswith(".tar"))
     assert visible == ["extra-001.tar", "mine.tar", *(f"shard-{n:06d}.tar" for n in range(3))]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_one_shard_that_is_replaced_can_be_read_at_any_time(
+    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{'memory://single' if remote else tmp_path}/all.tar"
+    samples(9).write_tar(url)
+
+    def interrupted_write(*args: Any, **options: Any) -> Any:
+        if args[2]:  # entries
+            raise StorageError("interrupted")
+        return write_manifest_at(*args, **options)
+
+    monkeypatch.setattr(commit, "write_manifest_at", interrupted_write)
+    with pytest.raises(StorageError, match="interrupted"):
+        samples(4).write_tar(url, mode="replace")
+    assert len(ps.read_tar(url).take_all()) == len(ps.read_tar(url.removesuffix("all.tar")).take_all()) == 4
+    monkeypatch.undo()
+    packed = samples(4).write_tar(url, mode="replace")
+    assert samples(4).write_tar(url) == packed
+    assert len(ps.read_tar(url)) == 4
 
 
 @pytest.mark.parametrize("name", ["50%%-%04d.tar", "%%d-%d.tar", "my%20data.csv", "50%discount.jsonl", "a%d.tfrecord"])

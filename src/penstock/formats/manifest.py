@@ -99,12 +99,12 @@ class Manifest:
     ) -> Manifest:
         """Return this manifest with more entries, which replace those of the same names; ``without`` are removed.
 
-        ``made`` is added to the sets that the manifest records; None: nothing is known about any set any more.
+        A set that is one file is removed with it. ``made`` is added to the sets that the manifest records; None:
+        nothing is known about any set any more.
         """
-        by_name = self._by_name | {shard.name: shard for shard in entries}
-        for name in without:
-            by_name.pop(name, None)
-        known = None if made is None else {**self.made, **made}
+        removed = {*without}
+        by_name = {n: e for n, e in (self._by_name | {e.name: e for e in entries}).items() if n not in removed}
+        known = None if made is None else {n: run for n, run in self.made.items() if n not in removed} | {**made}
         return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, known)
 
     def to_bytes(self) -> bytes:

@@ -361,6 +361,8 @@ class Landing:
             self.first_sample = sum(e.samples for e in manifest.shards if target.number(e.name) is not None)
         self._decided = True
         self._remove_drafts(keep=())
+        if not target.on_disk:
+            self._forget_file()
         self._journal.start({**self._identity, "first": self.first, "number": self.first_sample})
         return None
 
@@ -406,6 +408,7 @@ class Landing:
         names, target = run.commit or [], self.target
         pairs = list(zip(run.entries, names, strict=True))
         if target.on_disk:
+            self._forget_file()
             for draft, name in reversed(pairs):  # see check_sets
                 self._publish(draft, name)
         else:
@@ -420,6 +423,12 @@ class Landing:
         )
         self._delete(run.old)
         return self._complete(entries, names, run.position)
+
+    def _forget_file(self) -> None:
+        """Remove the entry of a single file that is about to be replaced: it does not describe the new one."""
+        target = self.target
+        if self._mode == "replace" and target.is_file and target.streamed and target.manifest() is not None:
+            write_manifest_at(target.folder, target.given, (), target.format, without=[target.label], made={})
 
     def _publish(self, draft: str, name: str) -> None:
         """Make a draft visible, unless that happened already."""
