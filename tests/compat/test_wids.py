@@ -40,6 +40,17 @@ def test_samples_have_their_fields_with_dots_and_their_place(index: str, tmp_pat
     assert (sample[".cls"], sample[".seg.txt"], ds.dataset_name) == (5, "t5", "ten")
 
 
+def test_fields_that_wids_does_not_decode_are_files_in_memory(tmp_path: Path) -> None:
+    pixels = np.full((2, 3), 9, np.uint8)
+    with ShardWriter(str(tmp_path / "a-%d.tar"), verbose=0) as sink:
+        sink.write({"__key__": "k", "jpeg": pixels, "bin": b"\0\1", "txt.gz": "text", "cls": 4})
+    shards = [{"url": str(tmp_path / "a-0.tar"), "nsamples": 1}]
+    sample = ShardListDataset(shards)[0]
+    assert (sample[".bin"].read(), sample[".txt.gz"], sample[".cls"]) == (b"\0\1", "text", 4)
+    assert Image.open(sample[".jpeg"]).size == (3, 2)
+    assert ShardListDataset(shards, transformations=[])[0][".cls"].read() == b"4"
+
+
 def test_a_list_of_shards_is_read_with_transformations(index: str, tmp_path: Path) -> None:
     shards = [{"url": str(tmp_path / "a-2.tar"), "nsamples": 2}]
     ds = ShardListDataset(shards, transformations="numpy").add_transform(lambda sample: sample[".png"].sum())
@@ -49,7 +60,7 @@ def test_a_list_of_shards_is_read_with_transformations(index: str, tmp_path: Pat
 
 
 def test_a_loader_reads_every_sample_once_shard_by_shard(index: str) -> None:
-    ds = ShardListDataset(index, transformations=lambda sample: int(sample[".cls"]))
+    ds = ShardListDataset(index, transformations=lambda sample: int(sample[".cls"].read()))
     sampler = ShardListSampler(ds)
     loader: Any = DataLoader(ds, batch_size=None, sampler=sampler)
     first, second = list(loader), list(loader)

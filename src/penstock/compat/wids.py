@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
+from io import BytesIO
 from typing import Any
 from urllib.parse import urljoin
 
@@ -27,10 +28,12 @@ from penstock.storage import Cache, open_storage, relative_names
 from penstock.storage.cache import wrap_with_cache
 
 _ALL_FIELDS = Fields()
+_DECODED = {"txt", "text", "cls", "cls2", "jpg", "png", "ppm", "pgm", "pbm", "pnm", "json", "npy", "mp"}
+_DECODED |= {"pt", "pth", "pickle", "pkl"}  # last extensions; fields with others are left to the program
 
 
 class ShardListDataset(Dataset[Any]):
-    """The samples of shards by number; fields have a leading dot, as in ``sample[".jpg"]``.
+    """The samples of shards by number; fields have a leading dot, as in ``sample[".jpg"]``, and are files in memory.
 
     Args:
         shards: The URL of a wids index (JSON), or a list of ``dict(url=..., nsamples=...)``.
@@ -91,7 +94,7 @@ class ShardListDataset(Dataset[Any]):
         if errors:
             raise errors[0]
         found: Any = samples[0]
-        sample: Any = {name if name[:2] == "__" else f".{name}": value for name, value in found.items()}
+        sample: Any = {n if n[:2] == "__" else f".{n}": v if n[:2] == "__" else BytesIO(v) for n, v in found.items()}
         del sample["__url__"]
         sample |= {"__dataset__": self.shards[shard].get("dataset"), "__index__": index}
         sample |= {"__shard__": self.shards[shard]["url"], "__shardindex__": inner}
@@ -132,14 +135,16 @@ def _transformation(step: Any) -> Any:
 
 
 class _DecodeFields:
-    """Decodes fields by extension, images as they are stored."""
+    """Decodes the fields that wids decodes, images as they are stored."""
 
     def __init__(self, kind: str) -> None:
         self.decoder = Decoder([partial(_image, as_array=kind == "numpy")])
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        plain = {name.removeprefix("."): value for name, value in sample.items()}
-        return {name if name[:2] == "__" else f".{name}": value for name, value in self.decoder(plain).items()}
+        chosen = [name for name in sample if name.removesuffix(".gz").rpartition(".")[2] in _DECODED]
+        place = {"__key__": sample["__key__"], "__url__": sample["__shard__"]}  # for errors
+        found = self.decoder({name[1:]: sample[name].getvalue() for name in chosen} | place)
+        return sample | {name: found[name[1:]] for name in chosen}
 
 
 def _image(key: str, data: bytes, as_array: bool) -> Any:
