@@ -108,7 +108,7 @@ class Padding:
         self._run: ItemRun | None = None
 
     def next_item(self) -> Any:
-        """Return the next item."""
+        """Return an item to repeat, and set ``delivered`` to its samples."""
         self.delivered.clear()
         item = next(self._items)
         assert self._run is not None

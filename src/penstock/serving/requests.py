@@ -62,7 +62,7 @@ def get_number(request: Mapping[str, Any], name: str) -> int:
 
 
 def get_cut(request: Mapping[str, Any]) -> Cut:
-    """Return the cut.
+    """Return how a request cuts the order, and for which rank.
 
     Raises:
         BadRequest: It is missing or impossible.

@@ -277,7 +277,7 @@ class CachedObject:
         """Remove a damaged copy, so that the object is fetched anew. Return whether it could be removed."""
         if not self.folder.writable:
             return False
-        _log.warning("%s: its copy in %s is damaged; fetching it anew", redacted(self.url), self.folder.folder)
+        _log.warning("%s: its copy in %s is damaged; fetching it again", redacted(self.url), self.folder.folder)
         with self.folder.creating(self.key):
             for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX):
                 path = self.folder.path(self.key, suffix)

@@ -123,7 +123,7 @@ def make_folders(storage: HTTP, url: str) -> None:
 
 
 def delete_object(storage: HTTP, url: str) -> None:
-    """Delete an object.
+    """Delete an object; one that does not exist is not an error.
 
     Raises:
         StorageError: The server does not delete objects.

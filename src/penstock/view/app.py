@@ -77,7 +77,7 @@ class View:
 
     @cached_property
     def browser(self) -> Browser | None:
-        """The samples."""
+        """The samples of the dataset, if one is shown."""
         return None if self.ds is None else Browser(self.ds)
 
     @cached_property
@@ -92,12 +92,12 @@ class View:
 
     @cached_property
     def ledger_view(self) -> LedgerView | None:
-        """The ledger."""
+        """The pages of the ledger, if one is shown."""
         return None if self.ledger is None else LedgerView(self.ledger, self.browser)
 
     @cached_property
     def run_view(self) -> RunView | None:
-        """The run."""
+        """The page of the run, if one is shown."""
         return None if self.run is None else RunView(self.run)
 
     @property

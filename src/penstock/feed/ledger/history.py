@@ -58,7 +58,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """The rank."""
+        """The rank whose steps it records."""
         return int(self.fields["rank"])
 
     @property
