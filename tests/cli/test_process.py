@@ -13,8 +13,6 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.process import load_function
-from penstock.errors import PlanError
 
 JOBS = """
     def upper(path, out):
@@ -94,22 +92,6 @@ def test_inputs_may_be_listed_in_a_file(capsys: pytest.CaptureFixture[str]) -> N
     assert ps.read_json("m.jsonl")["input"].take_all() == ["in/2.txt", "in/0.txt"]
     assert main(["process", "jobs.py:upper", "@gone", "--on", "threads"]) == 1
     assert "penstock: @gone: cannot read the list of inputs: No such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("jobs", "does not name a function: write MODULE:FUNCTION"),
-        ("jobs.py:", "does not name a function: write MODULE:FUNCTION"),
-        ("gone.py:f", "there is no file"),
-        ("no.such.module:f", "there is no module"),
-        ("jobs.py:f", "has no function 'f'; it has upper, odd"),
-        ("jobs.py:nothing", "has no function 'nothing'"),
-    ],
-)
-def test_a_name_that_is_not_a_function_is_refused(name: str, problem: str) -> None:
-    with pytest.raises(PlanError, match=problem):
-        load_function(name)
 
 
 def test_ctrl_c_exits_with_130_and_leaves_no_partial_files(warm_python: str) -> None:

@@ -7,23 +7,18 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import add_engine, count, positive_count, seconds, usage_error
+from penstock.cli.programs import NOT_A_FUNCTION, load_function
 from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
     from penstock.jobs import Processed
 
 _MAX_FAILURES = 20  # listed one by one; --json has all of them
-_MAX_FUNCTIONS = 8  # that an error message suggests
-_NOT_A_FUNCTION = "{!r} does not name a function: write MODULE:FUNCTION, such as jobs:split or jobs.py:split"
 _METADATA_EXTENSIONS = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".ndjson")
 
 
@@ -68,7 +63,7 @@ def _metadata_file(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     if not all(args.function.rpartition(":")[::2]):
-        usage_error(_NOT_A_FUNCTION.format(args.function))
+        usage_error(NOT_A_FUNCTION.format(args.function))
     if args.address is not None and args.engine != "ray":
         usage_error("--address needs --engine ray")
     if args.timeout is not None and args.on == "threads" and args.engine != "ray":
@@ -104,69 +99,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_summary(processed, trial=args.only is not None)
     return 1 if processed.failures else 0
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """Load the function that ``module:function`` or ``file.py:function`` names.
-
-    The current folder and the folder of the file are added to ``sys.path``.
-
-    Raises:
-        PlanError: There is no such function.
-    """
-    module_name, _, attribute = name.rpartition(":")
-    if not module_name or not attribute:
-        raise PlanError(_NOT_A_FUNCTION.format(name))
-    module = _load_module(module_name)
-    function: Callable[..., Any] | None = getattr(module, attribute, None)
-    if not callable(function):
-        functions = [public for public, value in vars(module).items() if callable(value) and public[:1] != "_"]
-        shown = ", ".join(functions[:_MAX_FUNCTIONS]) + (", ..." if len(functions) > _MAX_FUNCTIONS else "")
-        raise PlanError(f"{module_name} has no function {attribute!r}; it has {shown or 'none'}")
-    return function
-
-
-def load_attribute(name: str) -> Any:
-    """Load what ``module:name`` or ``file.py:name`` names, in the same way.
-
-    Raises:
-        PlanError: There is no such name.
-    """
-    module_name, _, attribute = name.rpartition(":")
-    if not module_name or not attribute:
-        raise PlanError(f"{name!r}: write MODULE:NAME, such as train:ds or train.py:ds")
-    module = _load_module(module_name)
-    if not hasattr(module, attribute):
-        raise PlanError(f"{module_name} has no {attribute!r}")
-    return getattr(module, attribute)
-
-
-def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
-    return _load_file(name) if name.endswith(".py") else _import(name)
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and not (name + ".").startswith(exc.name + "."):
-            raise  # the module exists, but imports one that does not
-        raise PlanError(f"there is no module {name!r} in the current folder or among the installed ones") from exc
-
-
-def _load_file(path: str) -> ModuleType:
-    if not os.path.isfile(path):
-        raise PlanError(f"there is no file {path!r}")
-    name = os.path.splitext(os.path.basename(path))[0]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    import_module("cloudpickle").register_pickle_by_value(module)  # remote workers cannot import it
-    return module
 
 
 def _read_inputs(arguments: list[str]) -> list[str]:
