@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import traceback
 import unicodedata
 from collections.abc import Callable
-from importlib import import_module
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -166,9 +166,10 @@ def import_extra(module: str, feature: str, extra: str) -> Any:
         MissingExtra: The package is not installed.
     """
     try:
-        return import_module(module)
+        __import__(module)  # faster than import_module, which counts where this is called for every sample
     except ImportError as error:
         raise MissingExtra(feature, extra) from error
+    return sys.modules[module]
 
 
 def _is_users(path: str) -> bool:
