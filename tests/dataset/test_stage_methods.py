@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -125,6 +126,22 @@ def test_the_error_of_a_field_that_no_sample_has_names_the_fields_and_the_neares
     near = "label" if "label" in str(stage(shards)) else "jpg"
     assert re.search(rf"the fields are (cls, )?{near}", str(caught.value))
     assert near == "label" or str(caught.value).partition(" (shard")[0].endswith("did you mean jpg?")
+
+
+@pytest.mark.parametrize("verb", ["select", "drop", "unique"])
+def test_a_field_that_a_table_does_not_have_is_an_error_before_it_is_read(verb: str) -> None:
+    rows = [{"jpg": b"a", "cls": 1}]
+    table = ps.from_arrow(ps.from_items(rows).to_arrow())
+    found = ps.from_huggingface(datasets.Dataset.from_list(rows))
+    for ds in (table, table.distinct("cls"), table.groupby("jpg").sum("cls"), found):
+        with pytest.raises(PlanError, match=r"no field 'jgp'; the fields are .*: did you mean jpg"):
+            list(getattr(ds, verb)("jgp"))
+
+
+def test_the_error_of_a_field_that_only_some_samples_have_says_so() -> None:
+    ds = ps.from_items([{"cls": 1}, {"cls": 2, "txt": "a"}])
+    with pytest.raises(DataError, match="no field 'txt'; the fields are cls, txt: not every sample has all of them"):
+        ds.select("txt").take_all()
 
 
 @pytest.mark.parametrize("read", [ps.read_files, ps.read_images])

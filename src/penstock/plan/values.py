@@ -313,6 +313,7 @@ def no_field(wanted: Iterable[str], known: Iterable[str]) -> str:
     ratio, near = max((SequenceMatcher(None, name, other).ratio(), other) for name in wanted for other in known)
     more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
     hint = f": did you mean {near}?" if ratio >= _NEAR else ""
+    hint = ": not every sample has all of them" if near in wanted else hint
     return f"{text}; the fields are {', '.join(known[:_MAX_NAMES])}{more}{hint}"
 
 

@@ -198,6 +198,9 @@ class StoreReader(Reader):
         (item,) = self.read(np.array([index]), Fields())
         return str(item["__key__"]) if isinstance(item, dict) and "__key__" in item else str(index)
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return self._items.names if isinstance(self._items, Columns) else ()
+
     def url(self, shard: int) -> str:
         return "items"
 

@@ -170,6 +170,9 @@ class DatasetTableReader(Reader):
     def key(self, shard: int, index: int) -> str | None:
         return f"row {index}"
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return tuple(self._features)
+
     def url(self, shard: int) -> str:
         """Return the dataset's name: the user does not know the files of its table."""
         return self._name

@@ -218,6 +218,9 @@ class ArrowTableReader(Reader):
         rows = ArrowColumns(self._batches, index - self._offsets[slot], slot, wanted, row_bytes) if len(index) else []
         return LocatedTableRows(rows, np.full(len(index), max(1, int(row_bytes)), np.int64))
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return tuple(self._table.schema.names)
+
     def url(self, shard: int) -> str:
         return "table"
 
