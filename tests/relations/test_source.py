@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.codecs.features import ClassLabel, Value, features_of, metadata_of
-from penstock.errors import DataError
+from penstock.errors import DataError, PlanError
 from penstock.formats.tables.columns import ArrowColumns
 
 
@@ -78,3 +78,6 @@ def test_rows_that_are_samples_keep_their_features(tmp_path: Path) -> None:
 def test_a_field_that_is_missing_is_reported_by_the_method_that_was_called(read: Any, verb: str) -> None:
     with pytest.raises(DataError, match=f"^{verb}: the sample has no field 'no'; the fields are k"):
         read(ps.from_items([{"k": 1}]))
+    verb = verb if verb.isidentifier() else "select"
+    with pytest.raises(PlanError, match=rf"^{verb}\(.*'no'\): no field 'no'; the fields are k"):
+        read(ps.from_arrow(pa.table({"k": [1]})))

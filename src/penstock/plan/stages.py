@@ -339,7 +339,8 @@ class Select(_NameStage):
         check_names("select", self.names)
 
     def describe(self) -> str:
-        return f"select({', '.join(map(repr, self.names))})"
+        verb = self.verb if self.verb.isidentifier() else "select"
+        return f"{verb}({', '.join(map(repr, self.names))})"
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset(self.names), meta=after.meta)
