@@ -140,10 +140,20 @@ def test_the_error_of_an_unknown_engine_lists_the_engines() -> None:
         ps.from_items([]).on("local", cpu=2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "hint"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3")])
+@pytest.mark.parametrize(
+    ("given", "hint"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3"), ({"storage": ps.S3}, "ps.S3")]
+)
 def test_other_types_than_cache_and_storage_are_refused_at_the_call(given: Any, hint: str) -> None:
-    with pytest.raises(PlanError, match=hint):
-        ps.read_tar("a.tar", **given)
+    readers: list[Any] = [ps.read_tar, ps.read_parquet, ps.read_arrow, ps.read_csv, ps.read_text]
+    for read in [*readers, ps.read_files, ps.read_images] if "storage" in given else readers:
+        with pytest.raises(PlanError, match=hint):
+            read("a.tar", **given)
+
+
+@pytest.mark.parametrize("manifest", ["", 3])
+def test_a_manifest_is_a_path_or_a_url(manifest: Any) -> None:
+    with pytest.raises(PlanError, match="is not a path or a URL"):
+        ps.read_tar("a.tar", manifest=manifest)
 
 
 @pytest.mark.parametrize(

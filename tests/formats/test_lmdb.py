@@ -158,6 +158,8 @@ def test_pickle_needs_trust_and_other_arguments_are_checked_where_they_are_writt
         ps.read_lmdb(tmp_path, "pickle")
     with pytest.raises(PlanError, match=r"fields='avro': choose one of 'tf.Example'"):
         ps.read_lmdb(tmp_path, "avro")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"fields=\['image'\]: choose one of"):
+        ps.read_lmdb(tmp_path, ["image"])  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="needs local paths"):
         ps.read_lmdb("s3://bucket/data.lmdb")
 

@@ -5,6 +5,7 @@ import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,10 @@ def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
     assert Cache("here").folder == str(tmp_path / "here")
 
 
-@pytest.mark.parametrize(("name", "size"), [("x", "many"), ("x", 0), ("x", -1), ("", 1), ("s3://bucket/cache", 1)])
-def test_invalid_folders_and_sizes_are_refused(name: str, size: str | int) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"), [("x", "many"), ("x", 0), ("x", -1), ("", 1), ("s3://bucket/cache", 1), (None, 1), (b"x", 1)]
+)
+def test_invalid_folders_and_sizes_are_refused(name: Any, size: str | int) -> None:
     with pytest.raises(PlanError):
         Cache(name, size)
 
@@ -113,8 +116,8 @@ def test_a_dataset_that_is_opened_anew_asks_the_server(remote: RemoteFolder, cac
         assert len(remote.requests("info")) == count
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan")])
-def test_a_negative_fresh_s_is_refused(cache_dir: Path, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "3", True])
+def test_a_fresh_s_that_is_not_a_time_is_refused(cache_dir: Path, seconds: Any) -> None:
     with pytest.raises(PlanError, match="fresh_s"):
         Cache(cache_dir, fresh_s=seconds)
 

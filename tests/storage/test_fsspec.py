@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import MissingExtra, StorageError
+from penstock.errors import MissingExtra, PlanError, StorageError
 from penstock.storage import FsspecStorage, Storage, open_storage
 from penstock.testing.storages import DATA, StorageTests, write
 
@@ -38,6 +38,14 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_repr_does_not_show_options() -> None:
     assert "secret" not in repr(FsspecStorage(options=(("token", "secret"),)))
+
+
+def test_options_may_be_a_dict_and_hold_dicts() -> None:
+    storage = FsspecStorage({"client_kwargs": {"region": "x"}})  # type: ignore[arg-type]
+    assert storage == FsspecStorage((("client_kwargs", {"region": "x"}),))
+    assert len({storage, FsspecStorage((("client_kwargs", {"region": "x"}),))}) == 1
+    with pytest.raises(PlanError, match="options"):
+        FsspecStorage(("token",))  # type: ignore[arg-type]
 
 
 def test_a_stream_of_several_pieces_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:

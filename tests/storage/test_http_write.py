@@ -228,3 +228,7 @@ def test_credentials_are_checked_and_never_shown() -> None:
         HTTP(user=USER)
     with pytest.raises(PlanError, match="not both"):
         HTTP(USER, PASSWORD, token=PASSWORD)
+    assert HTTP(headers={"X-Key": "k"}) == HTTP(headers=(("X-Key", "k"),))  # type: ignore[arg-type]
+    for wrong in ({"headers": ("X-Key", "k")}, {"headers": {"X-Key": 3}}, {"token": 3}, {"retry": 3}):
+        with pytest.raises(PlanError, match=next(iter(wrong))):
+            HTTP(**wrong)

@@ -84,7 +84,19 @@ def test_a_stall_is_a_low_rate_for_a_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"tries": 0}, {"base_s": -1}, {"stall_s": 0}, {"floor": -1}, {"hedge": 0}, {"connect_s": 0}]
+    "settings",
+    [
+        {"tries": 0},
+        {"tries": "3"},
+        {"base_s": -1},
+        {"base_s": float("nan")},
+        {"stall_s": 0},
+        {"floor": -1},
+        {"hedge": 0},
+        {"hedge": True},
+        {"connect_s": 0},
+        {"connect_s": None},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PlanError):

@@ -18,7 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.errors import MissingExtra, StorageError
+from penstock.errors import MissingExtra, PlanError, StorageError
 from penstock.formats.manifest import write_manifest
 from penstock.storage import S3, Retry, Storage, exists, expand
 from penstock.storage.protocol import NotFound
@@ -357,6 +357,14 @@ def test_a_pickle_keeps_the_keys_and_the_repr_hides_them() -> None:
     assert SECRET_KEY not in repr(storage)
     assert ACCESS_KEY not in repr(storage)
     assert repr(S3(endpoint="http://me:word@host:9000")).startswith("S3(endpoint='http://host:9000', region=None")
+
+
+def test_an_endpoint_is_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match=r"S3\(endpoint='localhost:9000'\): it must begin with http://"):
+        S3(endpoint="localhost:9000")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    with pytest.raises(StorageError, match="the endpoint in the environment or the profile is not a URL"):
+        S3(access_key=ACCESS_KEY, secret_key=SECRET_KEY).info("s3://bucket/a")
 
 
 def test_without_botocore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,10 @@ def read_tar(
             be written: with it, samples are counted and located as if their indexes were beside them.
 
     Raises:
-        PlanError: No path is given.
+        PlanError: No path is given, or an argument is not valid.
     """
+    if not isinstance(manifest, str | os.PathLike | None) or manifest == "":
+        raise PlanError(f"manifest={manifest!r} is not a path or a URL")
     place = None if manifest is None else os.fspath(manifest)
     return dataset_of(TarSource(url_patterns(urls), workers, storage=storage, cache=cache, manifest=place))
 

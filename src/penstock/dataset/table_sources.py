@@ -154,7 +154,7 @@ def read_tfrecords(
     Raises:
         PlanError: An argument is not valid.
     """
-    names = () if isinstance(lists, str) else tuple(lists)
+    names = tuple(lists) if isinstance(lists, Iterable) else (lists,)
     if isinstance(lists, str) or not all(isinstance(name, str) for name in names):
         raise PlanError(f"lists={lists!r}: give a list of field names")
     return dataset_of(RowsSource(url_patterns(urls), TfRecordFormat(names), workers, storage, cache))

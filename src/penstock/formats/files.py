@@ -27,6 +27,7 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
+from penstock.storage.cache import check_places
 from penstock.storage.protocol import bare_url, scheme, without_query
 
 LIST_SUFFIX = ".txt"  # of a file that lists images
@@ -46,6 +47,9 @@ class FilesSource(Source):
     storage: Storage | None = None
 
     random_access = True
+
+    def __post_init__(self) -> None:
+        check_places(self.storage)
 
     @property
     def resources(self) -> Resources | None:
@@ -81,7 +85,8 @@ class ImagesSource(Source):
     random_access = True
 
     def __post_init__(self) -> None:
-        if self.mode not in _SPECS_BY_MODE:
+        check_places(self.storage)
+        if self.mode not in (*_SPECS_BY_MODE,):
             raise PlanError(f"mode={self.mode!r}: choose one of {', '.join(map(repr, _SPECS_BY_MODE))}")
         if self.labels not in (None, "folder"):
             raise PlanError(f"labels={self.labels!r}: give 'folder' or None")

@@ -114,7 +114,7 @@ def record_parser(fields: str | MakeFields | None, trust_pickle: bool) -> MakeFi
         assert decode is not None
         return decode
     parsers: dict[str, MakeFields] = {"pickle": pickle.loads, "tf.Example": _parse_tf_example, "caffe": parse_datum}
-    if fields not in parsers:
+    if fields not in tuple(parsers):
         names = ", ".join(map(repr, ("tf.Example", "msgpack", "pickle", "caffe")))
         raise PlanError(f"fields={fields!r}: choose one of {names}, or give a function of the value")
     return parsers[fields]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from numbers import Real
 from typing import Any
 
 from penstock.errors import PlanError, StorageError
@@ -23,6 +24,7 @@ from penstock.storage.protocol import (
     Storage,
     Upload,
     changed_error,
+    check_storage,
     open_storage,
     past_end_error,
     per_process,
@@ -61,13 +63,13 @@ class Cache:
     def __init__(
         self, folder: str | os.PathLike[str], max_bytes: float | str | None = None, fresh_s: float = 300.0
     ) -> None:
-        name = os.fspath(folder)
+        name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
         if not name or "://" in name:
-            raise PlanError(f"folder={redacted(name)!r} is not a local folder")
+            raise PlanError(f"folder={redacted(str(folder))!r} is not a local folder")
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(name)))
         limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
         object.__setattr__(self, "max_bytes", limit)
-        if not fresh_s >= 0:
+        if isinstance(fresh_s, bool) or not isinstance(fresh_s, Real) or not fresh_s >= 0:
             raise PlanError(f"fresh_s={fresh_s!r}: it must be a number of seconds, 0 or more")
         object.__setattr__(self, "fresh_s", float(fresh_s))
 
@@ -83,6 +85,17 @@ class Cache:
     def shared(self, storage: Storage) -> CachedStorage:
         """Return the cached storage that this process shares, so that each epoch reuses known sizes and tags."""
         return per_process(("cached", self, storage), lambda: self.wrap(storage))
+
+
+def check_places(storage: Any, cache: Any = None) -> None:
+    """Check the arguments ``storage=`` and ``cache=`` of a source.
+
+    Raises:
+        PlanError: ``storage`` is not a storage, or ``cache`` is not a ``Cache``.
+    """
+    check_storage(storage)
+    if not isinstance(cache, Cache | None):
+        raise PlanError(f"cache={cache!r}: give ps.Cache(folder, max_bytes=...)")
 
 
 def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:

@@ -16,13 +16,14 @@ from penstock.storage.protocol import (
     NotFound,
     Upload,
     changed_error,
+    pairs_of,
     past_end_error,
     per_process,
     range_size,
     redacted,
     scheme,
 )  # fmt: skip
-from penstock.storage.retry import Retry, TransientError, with_retries
+from penstock.storage.retry import Retry, TransientError, check_retry, with_retries
 
 _PIECE_BYTES = 4 << 20  # the size of one request of a stream: fsspec returns whole ranges
 _TAG_KEYS = (  # what file systems report that changes with the content
@@ -61,8 +62,12 @@ class FsspecStorage:
         retry: How persistent to be, on top of the retries that the file system does by itself.
     """
 
-    options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    options: tuple[tuple[str, Any], ...] = field(default=(), repr=False, hash=False)  # values may be dicts
     retry: Retry = _FEW_TRIES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", pairs_of("FsspecStorage(options=)", self.options))
+        check_retry(self.retry)
 
     def info(self, url: str) -> Info:
         details = self._call(url, lambda filesystem: filesystem.info(url))

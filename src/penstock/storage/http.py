@@ -11,8 +11,8 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from penstock.errors import PlanError, StorageError
 from penstock.storage.http_client import HttpResponse, HttpStorage, raise_if_transient, send_request
 from penstock.storage.http_write import HttpUpload, delete_object, list_objects
-from penstock.storage.protocol import Forbidden, Listed, NotFound, Upload, changed_error, redacted
-from penstock.storage.retry import DEFAULT, Retry, with_retries
+from penstock.storage.protocol import Forbidden, Listed, NotFound, Upload, changed_error, pairs_of, redacted
+from penstock.storage.retry import DEFAULT, Retry, check_retry, with_retries
 
 _MAX_REDIRECTS = 5  # more of them are a loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -40,6 +40,13 @@ class HTTP(HttpStorage):
     retry: Retry = DEFAULT
 
     def __post_init__(self) -> None:
+        for name in ("user", "password", "token"):
+            if not isinstance(getattr(self, name), str | None):
+                raise PlanError(f"HTTP({name}=): expected text")
+        object.__setattr__(self, "headers", pairs_of("HTTP(headers=)", self.headers))
+        if not all(isinstance(value, str) for _, value in self.headers):
+            raise PlanError("HTTP(headers=): the values must be text")
+        check_retry(self.retry)
         if (self.user is None) != (self.password is None):
             raise PlanError("HTTP: give both user and password, or neither")
         if self.user is not None and self.token is not None:

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -235,8 +235,20 @@ def check_storage(storage: Any) -> None:
     Raises:
         PlanError: ``storage`` is something else.
     """
-    if storage is not None and not hasattr(storage, "stream"):
+    if storage is not None and (isinstance(storage, type) or not hasattr(storage, "stream")):
         raise PlanError(f"storage={storage!r} is not a storage; pass one, such as ps.S3(...)")
+
+
+def pairs_of(name: str, given: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the names and values in ``given``, pairs or a dict, as a tuple, which can be hashed.
+
+    Raises:
+        PlanError: ``given`` is something else; the message names the argument ``name``.
+    """
+    pairs = tuple(given.items() if isinstance(given, Mapping) else given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise PlanError(f"{name}: give (name, value) pairs, or a dict")
+    return tuple((key, value) for key, value in pairs)
 
 
 def open_storage(url: str, storage: Storage | None = None) -> Storage:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PlanError, StorageError
+from penstock.plan.values import check_seconds
 from penstock.storage.protocol import changed_error, redacted
 
 _log = logging.getLogger("penstock.storage")
@@ -49,15 +51,27 @@ class Retry:
     connect_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.tries < 1 or min(self.base_s, self.most_s, self.floor) < 0 or min(self.stall_s, self.connect_s) <= 0:
+        values = (self.tries, self.base_s, self.most_s, self.floor, self.stall_s, self.connect_s)
+        numbers = all(isinstance(value, Real) and not isinstance(value, bool) and value >= 0 for value in values)
+        if not numbers or self.tries < 1 or min(self.stall_s, self.connect_s) <= 0:
             raise PlanError(
                 f"{self}: tries must be at least 1; base_s, most_s and floor at least 0; stall_s and connect_s above 0"
             )
-        if self.hedge is not None and self.hedge <= 0:
-            raise PlanError(f"hedge={self.hedge}: it must be above 0, or None")
+        if self.hedge is not None:
+            check_seconds("hedge", self.hedge)
 
 
 DEFAULT = Retry()
+
+
+def check_retry(retry: Any) -> None:
+    """Check that ``retry`` is a ``Retry``.
+
+    Raises:
+        PlanError: It is something else.
+    """
+    if not isinstance(retry, Retry):
+        raise PlanError(f"retry={retry!r}: give penstock.storage.Retry(...)")
 
 
 class TransientError(Exception):

@@ -41,7 +41,7 @@ from penstock.storage.protocol import (
     per_process,
     redacted,
 )
-from penstock.storage.retry import DEFAULT, Retry, TransientError, with_retries
+from penstock.storage.retry import DEFAULT, Retry, TransientError, check_retry, with_retries
 
 _log = logging.getLogger("penstock.storage")
 
@@ -118,7 +118,11 @@ class S3(HttpStorage):
         for name in ("endpoint", "access_key", "secret_key", "region", "profile", "session_token"):
             if not isinstance(getattr(self, name), str | None):
                 raise PlanError(f"S3({name}=): expected text")
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            problem = "it must begin with http:// or https://, as in http://localhost:9000"
+            raise PlanError(f"S3(endpoint={redacted(self.endpoint)!r}): {problem}")
         check_flag("anonymous", self.anonymous)
+        check_retry(self.retry)
         if (self.access_key is None) != (self.secret_key is None):
             raise PlanError("S3(): access_key= and secret_key= belong together: give both, or neither")
         if self.session_token is not None and self.access_key is None:
@@ -315,6 +319,11 @@ def _explained(url: str) -> Iterator[None]:
         raise _server_error(error.response, url) from None
     except exceptions.BotoCoreError as error:
         raise _client_error(error, url) from None
+    except ValueError as error:
+        if not str(error).startswith("Invalid endpoint"):
+            raise
+        problem = "the endpoint in the environment or the profile is not a URL, such as http://localhost:9000"
+        raise StorageError(problem, redacted(url)) from None
 
 
 def _close_failed(response: HttpResponse, url: str) -> None:

@@ -371,6 +371,9 @@ def test_files_are_reopened_if_not_all_may_be_open(dataset: ps.Dataset, monkeypa
         lambda: ps.read_csv("a", delimiter="ü"),
         lambda: ps.read_csv("a", names="ab"),
         lambda: ps.read_csv("a", names=[1]),  # type: ignore[list-item]
+        lambda: ps.read_csv("a", names=3),  # type: ignore[arg-type]
+        lambda: ps.read_csv("a", names=[]),
+        lambda: ps.read_tfrecords("a", lists=3),  # type: ignore[arg-type]
         lambda: ps.read_csv("a", types=["int64"]),  # type: ignore[arg-type]
         lambda: ps.read_json("a", types={"a": "Not A Type"}),
         lambda: ps.read_text([]),

@@ -465,8 +465,8 @@ def csv_format(delimiter: str, names: Iterable[str] | None, types: Mapping[str, 
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise PlanError(f"delimiter={delimiter!r}: give one character, such as ',' or '\\t'")
-    columns = None if names is None else tuple(names)
-    if isinstance(names, str) or (columns is not None and not all(isinstance(name, str) for name in columns)):
+    columns = None if names is None else tuple(names) if isinstance(names, Iterable) else ()
+    if isinstance(names, str) or columns == () or not all(isinstance(name, str) for name in columns or ()):
         raise PlanError(f"names={names!r}: give a list of names, one for each column")
     return CsvFormat(delimiter, columns, column_types(types))
 

@@ -40,7 +40,7 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
-from penstock.storage.cache import cached_shards, wrap_with_cache
+from penstock.storage.cache import cached_shards, check_places, wrap_with_cache
 from penstock.storage.protocol import scheme
 
 FileBytes = mmap.mmap | bytes
@@ -112,6 +112,9 @@ class RowsSource(Source):
     workers: Workers = None
     storage: Storage | None = None
     cache: Cache | None = None
+
+    def __post_init__(self) -> None:
+        check_places(self.storage, self.cache)
 
     @property
     def resources(self) -> Resources | None:

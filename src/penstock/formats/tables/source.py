@@ -23,7 +23,7 @@ from penstock.order import I64
 from penstock.plan import ByObject, Fields, Reader, Resources, Source, Traits
 from penstock.plan.values import available_cores
 from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
-from penstock.storage.cache import wrap_with_cache
+from penstock.storage.cache import check_places, wrap_with_cache
 from penstock.storage.protocol import scheme, without_query
 from penstock.storage.urls import natural_key
 
@@ -67,6 +67,7 @@ class ParquetSource(Source):
             raise PlanError(f"columns={names!r}: give a list of column names")
         if names is not None and len({*names}) < len(names):
             raise PlanError(f"columns={list(names)}: a name occurs twice")
+        check_places(self.storage, self.cache)
         Resources(self.workers)
 
     def open(self) -> ParquetReader:

@@ -28,8 +28,8 @@ from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources, Source, StreamReader, Traits
 from penstock.storage import STDIN, Cache, Storage, expand_braces, local_path, open_storage, redacted, relative_names
-from penstock.storage.cache import wrap_with_cache
-from penstock.storage.protocol import check_storage, scheme, without_query
+from penstock.storage.cache import check_places, wrap_with_cache
+from penstock.storage.protocol import scheme, without_query
 from penstock.storage.urls import natural_key
 
 
@@ -57,11 +57,9 @@ class TarSource(Source):
     manifest: str | None = None
 
     def __post_init__(self) -> None:
-        check_storage(self.storage)
+        check_places(self.storage, self.cache)
         if STDIN in self.patterns and not self.streams:
             raise PlanError("'-' is the standard input, which cannot be read together with other shards")
-        if self.cache is not None and not isinstance(self.cache, Cache):
-            raise PlanError(f"cache={self.cache!r}: give ps.Cache(folder, max_bytes=...)")
 
     @property
     def streams(self) -> bool:
