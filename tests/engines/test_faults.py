@@ -417,6 +417,31 @@ def finish(process: subprocess.Popen[str], within_s: float = 120) -> tuple[int, 
     return process.returncode, out, err, time.monotonic() - before
 
 
+@pytest.mark.parametrize("relation", ['read.sort("x")', 'from_items([{"x": 1}]).join(read, "x")'])
+def test_ctrl_c_ends_the_run_that_a_sort_or_join_within_another_has_started(relation: str, warm_python: str) -> None:
+    process = start(
+        warm_python,
+        f"""
+        def work(sample):
+            if sample["x"] == 100:
+                print("going", flush=True)
+            time.sleep(0.002)
+            return sample
+
+        read = from_items([{{"x": x}} for x in range(100_000)]).map(work, workers=2)
+        try:
+            list({relation}.map(dict, workers=2))
+        except KeyboardInterrupt:
+            print("left", [t.name for t in threading.enumerate() if t.name.startswith("penstock")])
+        """,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "going\n"
+    process.send_signal(signal.SIGINT)
+    code, out, err, _ = finish(process)
+    assert (code, out, err) == (0, "left []\n", "")
+
+
 @pytest.mark.parametrize("work_s", [0.0, 0.2])
 def test_ctrl_c_ends_the_iteration_quickly(work_s: float, warm_python: str) -> None:
     process = start(

@@ -13,6 +13,7 @@ from penstock.engines.cursor import Start
 from penstock.engines.delivered import Delivered, can_run_unordered
 from penstock.engines.lineage import DELIVERED, ItemLineage
 from penstock.engines.local import engine as local
+from penstock.engines.local.pool import check_open
 from penstock.engines.meter import Meters
 from penstock.engines.program import Program
 from penstock.engines.report import Report
@@ -205,6 +206,7 @@ class Run:
         if self._log is not None:
             self._log.start()
         while True:
+            check_open()  # this may be the run of a sort or join within another run
             meters.waiting_since = begun = time.perf_counter()
             block = next(self._blocks, None)
             meters.waiting_since = None

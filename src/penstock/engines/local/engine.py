@@ -39,6 +39,7 @@ from penstock.engines.local.pool import (
     join_all,
     map_ordered,
     map_unordered,
+    working_for,
 )
 from penstock.engines.local.process_proxy import ProcessPayload
 from penstock.engines.local.supervisor import Supervisor
@@ -543,11 +544,12 @@ class _MeasuringProxy:
 def _drive(chain: Iterator[Block], channel: Channel) -> None:
     """Move the blocks of the chain into the channel until it ends or the consumer is gone."""
     try:
-        for block in chain:
-            channel.put(block)
-            if block.lineage.error is not None:
-                break
-            del block
+        with working_for(lambda: channel.closed):
+            for block in chain:
+                channel.put(block)
+                if block.lineage.error is not None:
+                    break
+                del block
         channel.put(None)
     except Closed:  # usually the consumer is gone; but if a pool was closed, the consumer must not wait forever
         with suppress(Closed):

@@ -8,12 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from penstock.engines.meter import Meter, Meters
 from penstock.plan import Block
+from penstock.storage.retry import wanted
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,32 @@ BlockJob = Block | BlockParts  # a block to start, or the remaining parts of a b
 BlockResult = tuple[Block, BlockParts | None]  # a finished part, and the remaining ones
 _Task = tuple[BlockJob, "Future[BlockResult]"]
 _CLOSED = object()  # in the queue of a channel: it is closed
+_thread = threading.local()
 
 
 class Closed(Exception):
     """The pool or the channel is closed."""
+
+
+@contextmanager
+def working_for(is_closed: Callable[[], bool]) -> Iterator[None]:
+    """Within the context, this thread works for a run; other runs that it starts end when ``is_closed()``."""
+    _thread.is_closed = is_closed
+    try:
+        yield
+    finally:
+        del _thread.is_closed
+
+
+def check_open() -> None:
+    """Check that the run that this thread works for, or locates samples for, if there is one, is open.
+
+    Raises:
+        Closed: Its consumer is gone.
+    """
+    is_closed: Callable[[], bool] | None = getattr(_thread, "is_closed", None)
+    if not wanted() or (is_closed is not None and is_closed()):
+        raise Closed
 
 
 class ReassignJob(Exception):
@@ -194,6 +217,11 @@ class Pool:
 
     def _work(self, number: int) -> None:
         """Run worker ``number``: process tasks until it receives a stop marker."""
+        with working_for(lambda: self._closed):
+            self._process_tasks(number)
+        self._end(number)
+
+    def _process_tasks(self, number: int) -> None:
         startup_error = self._create_proxy(number)
         while (task := self._next_task()) is not None:
             job, future = task
@@ -216,7 +244,6 @@ class Pool:
             del task, job, future  # an idle worker holds no samples
             if reassigned:
                 startup_error = self._prepare(self._proxies[number])
-        self._end(number)
 
     def _create_proxy(self, number: int) -> BaseException | None:
         """Create a worker's proxy; return the error if that fails, to be raised where a result is awaited."""
@@ -429,6 +456,10 @@ class Channel:
 
     The interpreter itself locks its queues. With a lock of ``threading``, Ctrl-C in the consumer's thread could leave
     the lock held, or become a RuntimeError.
+
+    Attributes:
+        capacity: How many blocks it holds.
+        closed: Whether one side has closed it.
     """
 
     def __init__(self, capacity: Callable[[], int]) -> None:
@@ -436,7 +467,7 @@ class Channel:
         self.capacity = capacity
         self._blocks: SimpleQueue[Any] = SimpleQueue()
         self._taken: SimpleQueue[None] = SimpleQueue()
-        self._closed = False
+        self.closed = False
 
     def put(self, block: Any) -> None:
         """Add a block; wait while the channel is full.
@@ -446,11 +477,11 @@ class Channel:
         """
         with suppress(Empty):
             self._taken.get_nowait()  # no more entries than blocks
-        while self._blocks.qsize() >= self.capacity() and not self._closed:
+        while self._blocks.qsize() >= self.capacity() and not self.closed:
             with suppress(Empty):
                 # With a timeout: the capacity may grow, and nothing is taken.
                 self._taken.get(timeout=1.0)
-        if self._closed:
+        if self.closed:
             raise Closed
         self._blocks.put(block)
 
@@ -460,7 +491,7 @@ class Channel:
         Raises:
             Closed: Another thread has closed the channel.
         """
-        block = _CLOSED if self._closed else self._blocks.get()
+        block = _CLOSED if self.closed else self._blocks.get()
         if block is _CLOSED:
             raise Closed
         self._taken.put(None)
@@ -468,7 +499,7 @@ class Channel:
 
     def close(self) -> None:
         """Discard what is queued and wake both sides."""
-        self._closed = True
+        self.closed = True
         with suppress(Empty):
             while True:
                 self._blocks.get_nowait()
