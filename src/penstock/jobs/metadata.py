@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.blobs.draft import put_file, put_object, replace_file
+from penstock.blobs.draft import put_file, put_object
 from penstock.engines import start_run
 from penstock.errors import DataError, PlanError
 from penstock.formats.items import ItemsSource
@@ -17,6 +17,7 @@ from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import TableWriter
 from penstock.formats.tables.source import require_arrow
 from penstock.landing import storage_errors
+from penstock.landing.lock import remove_partials
 from penstock.plan import ByObject, Plan
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
@@ -51,46 +52,48 @@ def fill_fields(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def write_metadata(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
+def write_metadata(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None, drafts: str) -> None:
     """Write rows, which must all have the same fields.
+
+    Args:
+        rows: The rows.
+        url: The file.
+        storage: The storage of a remote file.
+        drafts: A local folder for a draft, which the next run empties if this one is killed.
 
     Raises:
         DataError: The format cannot store a value.
         StorageError: The file cannot be written.
     """
+    on_disk = scheme(url) == "file"
+    target = open_storage(url, None if on_disk else storage)
     with storage_errors(url):
+        if on_disk:
+            remove_partials(*os.path.split(os.path.realpath(local_path(url))))
         if url.endswith(".parquet"):
-            _write_parquet(rows, url, storage)
+            _write_parquet(rows, url, target, drafts)
         elif url.endswith(_JSON_EXTENSIONS):
-            _write_rows(AsJson(), rows, url, storage)
+            _write_rows(AsJson(), rows, url, target)
         elif rows:
-            _write_rows(AsCsv(_DELIMITERS[os.path.splitext(url)[1]]), rows, url, storage)
+            _write_rows(AsCsv(_DELIMITERS[os.path.splitext(url)[1]]), rows, url, target)
         else:
-            _put(f"{INPUT_FIELD}\n".encode(), url, storage)
+            _put(f"{INPUT_FIELD}\n".encode(), url, target)
 
 
-def _write_rows(encoder: RowStage, rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
+def _write_rows(encoder: RowStage, rows: Sequence[dict[str, Any]], url: str, storage: Storage) -> None:
     encoded = list(start_run(Plan(ItemsSource(ByObject(rows)), (encoder,)), 0).items())
     framed = encoder.frame(encoded, encoded[0]) if encoded else []
     head = encoder.head(encoded[0]) if encoded else b""
     _put(b"".join([head, *framed]), url, storage)
 
 
-def _put(data: bytes, url: str, storage: Storage | None) -> None:
-    if scheme(url) != "file":
-        put_object(open_storage(url, storage), url, data)
-        return
-    target = Path(local_path(url))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, data)
+def _put(data: bytes, url: str, storage: Storage) -> None:
+    put_object(storage, url, data)
 
 
-def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
-    local = scheme(url) == "file"
-    target = os.path.abspath(local_path(url)) if local else ""
-    if local:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".penstock-", dir=os.path.dirname(target) or None) as folder:
+def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage, drafts: str) -> None:
+    os.makedirs(drafts, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=drafts) as folder:
         writer = TableWriter(folder, max_bytes=1 << 60, schema=_common_schema(rows))
         for table in _tables(rows):
             writer.write(table)
@@ -98,10 +101,7 @@ def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
         written = Path(folder, "00000.parquet")
         if not rows:
             _write_empty(written)
-        if local:
-            written.replace(target)
-        else:
-            put_file(open_storage(url, storage), url, written)
+        put_file(storage, url, written)
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:

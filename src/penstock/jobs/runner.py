@@ -247,7 +247,7 @@ class _JobRun:
             [row for job_input in done for row in _label_rows(job_input, decode_rows(self.outputs.rows(job_input.key)))]
         )
         if self.metadata is not None:
-            write_metadata(rows, self.metadata, self.settings.storage)
+            write_metadata(rows, self.metadata, self.settings.storage, self.outputs.drafts)
         return Processed(rows, len(self.inputs), len(to_do), failures)
 
     def _inputs_to_do(self) -> list[Input]:

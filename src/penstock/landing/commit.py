@@ -32,7 +32,7 @@ from penstock.formats.manifest import (
 from penstock.formats.tar.index import INDEX_SUFFIX
 from penstock.landing.fingerprint import RunFingerprint
 from penstock.landing.journal import JOURNAL, Journal
-from penstock.landing.lock import LOCK, OWNER, is_running, temporary_folder, work_lock
+from penstock.landing.lock import LOCK, OWNER, remove_partials, temporary_folder, work_lock
 from penstock.landing.position import Position, Positions
 from penstock.landing.target import Target
 from penstock.storage import redacted
@@ -43,7 +43,6 @@ MODES: tuple[Mode, ...] = ("new", "replace", "append")
 _UPLOADS = 4  # at the same time, when drafts are committed
 _OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
 _OLD_TAR_JOURNAL = ".penstock-pack.json"
-_PARTIAL_FILE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.partial")
 _log = logging.getLogger(__name__)
 
 
@@ -473,11 +472,7 @@ class Landing:
         """Remove what killed runs left in the folder itself: partial manifests, and uploads that never ended."""
         target = self.target
         if target.on_disk:
-            for name in os.listdir(target.folder):
-                match = _PARTIAL_FILE.fullmatch(name)
-                if match and match["name"] == manifest_name(target.format) and not is_running(int(match["pid"])):
-                    with suppress(OSError):
-                        os.unlink(target.url(name))
+            remove_partials(target.folder, manifest_name(target.format))
             return
         drop_uploads = getattr(target.storage, "drop_uploads", None)
         if drop_uploads is None or found is None:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -225,6 +226,15 @@ def is_running(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def remove_partials(folder: str, name: str) -> None:
+    """Remove the partial files of this name that killed processes left in a local folder."""
+    partial = re.compile(rf"\.{re.escape(name[:180])}\.(\d+)-[0-9a-f]{{8}}\.partial")
+    for found in os.listdir(folder) if os.path.isdir(folder) else ():
+        if (match := partial.fullmatch(found)) and not is_running(int(match[1])):
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, found))
 
 
 def _process_start_time(pid: int) -> str:
