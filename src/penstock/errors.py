@@ -203,3 +203,11 @@ def message_of(exc: BaseException) -> str:
         return f"{type(exc).__name__}: {exc}"
     except Exception as failure:
         return f"{type(exc).__name__} (its text cannot be shown: {type(failure).__name__})"
+
+
+def loading_error(name: str, exc: Exception) -> PlanError:
+    """Return the error for a module of the user that cannot be loaded: one line, with the line that failed."""
+    frames = [one for one in traceback.extract_tb(exc.__traceback__) if not one.filename.startswith(_OTHERS)]
+    shown = frames and not isinstance(exc, SyntaxError)  # which names the line itself
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if shown else ""
+    return PlanError(f"{name} failed: {' '.join(message_of(exc).split())}{where}")

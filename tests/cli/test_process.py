@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,8 +92,30 @@ def test_inputs_may_be_listed_in_a_file(capsys: pytest.CaptureFixture[str]) -> N
     Path("list").write_text("in/2.txt\n\nin/0.txt\n")
     assert main(["process", "jobs.py:upper", "@list", "--on", "threads", "--metadata", "m.jsonl"]) == 0
     assert ps.read_json("m.jsonl")["input"].take_all() == ["in/2.txt", "in/0.txt"]
+    Path("in/caf\udce9").write_text("")  # bytes that are not UTF-8, as in names from other systems
+    Path("list").write_bytes(b"in/caf\xe9\n")
+    assert main(["process", "jobs.py:upper", "@list", "--on", "threads"]) == 0
     assert main(["process", "jobs.py:upper", "@gone", "--on", "threads"]) == 1
     assert "penstock: @gone: cannot read the list of inputs: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import no_such_module\n", r"ModuleNotFoundError: No module named 'no_such_module' \(.*broken\.py, line 1\)"),
+        ("x = 1\n\ndef f(:\n", r"SyntaxError: invalid syntax \(broken\.py, line 3\)"),
+        ("def g():\n    raise ValueError('a\\nb')\ng()\n", r"ValueError: a b \(.*broken\.py, line 2\)"),
+    ],
+)
+@pytest.mark.parametrize("words", ["process broken.py:f in", "process broken:f in", "serve broken.py:f"])
+def test_a_module_that_cannot_be_loaded_is_an_error_of_one_line(
+    source: str, problem: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("broken.py").write_text(source)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    importlib.invalidate_caches()
+    assert main(words.split()) == 1
+    assert re.fullmatch(rf"penstock: broken(\.py)? failed: {problem}\n", capsys.readouterr().err)
 
 
 def test_ctrl_c_exits_with_130_and_leaves_no_partial_files(warm_python: str) -> None:

@@ -106,7 +106,7 @@ def _read_inputs(arguments: list[str]) -> list[str]:
     for argument in arguments:
         if argument.startswith("@") and not os.path.lexists(argument):
             try:
-                with open(argument[1:], encoding="utf-8") as lines:
+                with open(argument[1:], encoding="utf-8", errors="surrogateescape") as lines:
                     inputs += [line.rstrip("\n") for line in lines if line.strip()]
             except OSError as exc:
                 raise PlanError(f"{argument}: cannot read the list of inputs: {exc.strerror}") from exc

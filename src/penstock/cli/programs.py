@@ -10,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-from penstock.errors import PlanError
+from penstock.errors import PenstockError, PlanError, loading_error
 
 NOT_A_FUNCTION = "{!r} does not name a function: write MODULE:FUNCTION, such as jobs:split or jobs.py:split"
 _MAX_FUNCTIONS = 8  # that an error message suggests
@@ -22,7 +22,7 @@ def load_function(name: str) -> Callable[..., Any]:
     The current folder and the folder of the file are added to ``sys.path``.
 
     Raises:
-        PlanError: There is no such function.
+        PlanError: There is no such function, or its module cannot be loaded.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
@@ -40,7 +40,7 @@ def load_attribute(name: str) -> Any:
     """Load what ``module:name`` or ``file.py:name`` names, in the same way.
 
     Raises:
-        PlanError: There is no such name.
+        PlanError: There is no such name, or its module cannot be loaded.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
@@ -53,7 +53,12 @@ def load_attribute(name: str) -> Any:
 
 def _load_module(name: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
-    return _load_file(name) if name.endswith(".py") else _import(name)
+    try:
+        return _load_file(name) if name.endswith(".py") else _import(name)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise loading_error(name, exc) from exc
 
 
 def _import(name: str) -> ModuleType:

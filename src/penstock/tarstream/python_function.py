@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.codecs.registry import encode
 from penstock.dataset import Dataset, read_tar
-from penstock.errors import DataError, PlanError
+from penstock.errors import DataError, PlanError, loading_error
 from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.plan.values import WorkerKind
 
@@ -36,6 +36,8 @@ def import_function(name: str) -> Callable[..., Any]:
         raise PlanError(f"there is no module {exc.name!r}, which {name!r} needs") from exc
     except AttributeError as exc:
         raise PlanError(f"there is no such function: {exc}") from exc
+    except Exception as exc:
+        raise loading_error(module, exc) from exc
     if not callable(function):
         raise PlanError(f"{name!r} is of type {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]

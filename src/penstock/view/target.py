@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.dataset import Dataset, read_files, read_images, read_lmdb
 from penstock.dataset.conversion import format_to_inspect, open_files
-from penstock.errors import PenstockError, PlanError, message_of
+from penstock.errors import PenstockError, PlanError, loading_error
 from penstock.storage import local_path, url_patterns
 from penstock.storage.protocol import scheme
 
@@ -96,7 +96,7 @@ def _from_program(path: str, name: str) -> Dataset:
     except AttributeError:
         raise PlanError(f"{path} defines no {name!r}") from None
     except Exception as exc:
-        raise PlanError(f"{path} failed: {message_of(exc)}") from exc
+        raise loading_error(path, exc) from exc
     if not isinstance(value, Dataset):
         raise PlanError(f"{name!r} in {path} is of type {type(value).__name__}, not a Dataset")
     return value

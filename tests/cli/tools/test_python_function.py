@@ -90,3 +90,10 @@ def test_a_function_gets_decoded_samples_in_processes(small_shard: str, tmp_path
     rows = ps.read_tar(str(tmp_path / "out.tar")).take_all()
     assert [row["n.txt"] for row in rows] == [b"%d" % (number + 1) for number in range(8)]
     assert {row["p.txt"] for row in rows} != {str(os.getpid()).encode()}
+
+
+def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_module_of_a_test.py").write_text("def f(:\n")
+    with pytest.raises(PlanError, match=r"broken_module_of_a_test failed: SyntaxError: .*line 1\)"):
+        import_function("broken_module_of_a_test:f")
