@@ -41,12 +41,12 @@ def test_a_program_gives_its_dataset(tmp_path: Path) -> None:
     assert not is_program(str(program))
     assert list(open_target([f"{program}:ds"])) == [1, 2, 3]
     assert list(open_target([f"{program}:Config.train"])) == [1, 2, 3]
-    with pytest.raises(PlanError, match="defines no 'nothing'"):
+    with pytest.raises(PlanError, match="has no 'nothing'"):
         open_target([f"{program}:nothing"])
     with pytest.raises(PlanError, match="not a Dataset"):
         open_target([f"{program}:other"])
-    with pytest.raises(PlanError, match="there is no program"):
+    with pytest.raises(PlanError, match="there is no file"):
         open_target([f"{tmp_path}/none.py:ds"])
-    program.write_text("1 / 0\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(PlanError, match="ZeroDivisionError"):
-        open_target([f"{program}:ds"])
+        open_target([f"{tmp_path / 'broken.py'}:ds"])

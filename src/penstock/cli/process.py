@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import add_engine, count, positive_count, seconds, usage_error
-from penstock.cli.programs import NOT_A_FUNCTION, load_function
+from penstock.dataset.programs import NOT_A_FUNCTION, load_function
 from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:

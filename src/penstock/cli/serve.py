@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count, seconds, size_argument
-from penstock.cli.programs import load_attribute
+from penstock.dataset.programs import load_attribute
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:

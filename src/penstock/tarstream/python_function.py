@@ -1,46 +1,19 @@
-"""Call a Python function, named as ``module:function``, on every sample."""
+"""Call a Python function, named as ``module:function`` or ``file.py:function``, on every sample."""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from penstock.codecs.registry import encode
 from penstock.dataset import Dataset, read_tar
-from penstock.errors import DataError, PlanError, loading_error
+from penstock.dataset.programs import load_function
+from penstock.errors import DataError
 from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.plan.values import WorkerKind
-
-
-def import_function(name: str) -> Callable[..., Any]:
-    """Import the function that ``module:function`` names; modules in the current folder are found too.
-
-    Raises:
-        PlanError: There is no such function.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise PlanError(f"{name!r} does not name a function: write MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function: Any = import_module(module)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-    except ModuleNotFoundError as exc:
-        raise PlanError(f"there is no module {exc.name!r}, which {name!r} needs") from exc
-    except AttributeError as exc:
-        raise PlanError(f"there is no such function: {exc}") from exc
-    except Exception as exc:
-        raise loading_error(module, exc) from exc
-    if not callable(function):
-        raise PlanError(f"{name!r} is of type {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +23,7 @@ class SampleFunction:
     It holds the name of the function, not the function, so that it can be pickled.
 
     Attributes:
-        name: The function, as ``module:function``.
+        name: The function, as ``module:function`` or ``file.py:function``.
         keep_failed: Whether a sample on which the function fails is kept unchanged.
     """
 
@@ -60,7 +33,7 @@ class SampleFunction:
     def __call__(self, sample: dict[str, Any]) -> list[dict[str, Any]]:
         """Call the function on a sample and return the encoded results."""
         try:
-            returned = import_function(self.name)(dict(sample))
+            returned = load_function(self.name)(dict(sample))
             return [_encode(result, sample) for result in _as_samples(returned, self.name)]
         except Exception:
             if not self.keep_failed:
@@ -96,7 +69,7 @@ def samples_of(
     Raises:
         PlanError: There is no such function.
     """
-    import_function(name)  # before workers start, so that a wrong name is one clear error
+    load_function(name)  # before workers start, so that a wrong name is one clear error
     samples = read_tar(urls[0] if len(urls) == 1 else urls)
     if decode is not None:
         samples = samples.decode(decode)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.dataset import Dataset, read_files, read_images, read_lmdb
 from penstock.dataset.conversion import format_to_inspect, open_files
-from penstock.errors import PenstockError, PlanError, loading_error
+from penstock.dataset.programs import load_attribute
+from penstock.errors import PenstockError, PlanError
 from penstock.storage import local_path, url_patterns
 from penstock.storage.protocol import scheme
 
-_PROGRAM = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_.]*)")
+_PROGRAM = re.compile(r".+\.py:[A-Za-z_][A-Za-z0-9_.]*")
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_LISTED = 2000  # files of a folder by whose names its format is recognised
 
@@ -32,8 +31,8 @@ def open_target(urls: Sequence[str]) -> Dataset:
         PlanError: The files have several formats, or a program has no such dataset.
         StorageError: A file does not exist.
     """
-    if len(urls) == 1 and (match := _PROGRAM.fullmatch(urls[0])):
-        return _from_program(match[1], match[2])
+    if len(urls) == 1 and is_program(urls[0]):
+        return _from_program(urls[0])
     patterns = url_patterns(list(urls))
     found = [_open(pattern) for pattern in patterns]
     if len(found) > 1 and len({type(ds.plan.source) for ds in found}) > 1:
@@ -75,28 +74,9 @@ def _file_names(folder: Path) -> list[str]:
     return found
 
 
-def _from_program(path: str, name: str) -> Dataset:
+def _from_program(name: str) -> Dataset:
     """Run a program and return one of its variables."""
-    file = Path(path)
-    if not file.is_file():
-        raise PlanError(f"there is no program {path}")
-    spec = importlib.util.spec_from_file_location(f"penstock_view_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-        value = module
-        for part in name.split("."):
-            value = getattr(value, part)
-    except PenstockError:
-        raise
-    except AttributeError:
-        raise PlanError(f"{path} defines no {name!r}") from None
-    except Exception as exc:
-        raise loading_error(path, exc) from exc
+    value = load_attribute(name)
     if not isinstance(value, Dataset):
-        raise PlanError(f"{name!r} in {path} is of type {type(value).__name__}, not a Dataset")
+        raise PlanError(f"{name!r} is of type {type(value).__name__}, not a Dataset")
     return value

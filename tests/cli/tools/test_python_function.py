@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.dataset.programs import load_function
 from penstock.errors import PlanError
-from penstock.tarstream.python_function import import_function
 
 Proc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
 
@@ -46,12 +46,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_function_returns_one_sample_several_or_none(module: str, small_shard: str, proc: Proc) -> None:
     samples, _ = proc("--python", f"{module}:twice", small_shard)
     assert list(samples)[:3] == ["d/k0-0", "d/k0-1", "d/k1-0"]
-    samples, _ = proc("--python", f"{module}:without_k7", small_shard)
+    samples, _ = proc("--python", f"{module}.py:without_k7", small_shard)
     assert list(samples) == [f"d/k{number}" for number in range(7)]
     _, error = proc("--python", f"{module}:number", small_shard, code=1)
     assert "returned a value of type int: return a sample (a dict), several samples, or None" in error
     _, error = proc("--python", f"{module}:none", small_shard, code=1)
-    assert "no such function" in error
+    assert "has no function 'none'" in error
 
 
 def test_a_failing_sample_ends_the_run_or_is_kept_or_skipped(module: str, small_shard: str, proc: Proc) -> None:
@@ -70,14 +70,14 @@ def test_a_failing_sample_ends_the_run_or_is_kept_or_skipped(module: str, small_
     [
         ("{}", "does not name a function: write MODULE:FUNCTION"),
         ("{}:", "does not name a function"),
-        ("{}:none", "there is no such function"),
-        ("{}:constant", "is of type int, not a function"),
+        ("{}:none", "has no function 'none'; it has "),
+        ("{}:constant", "has no function 'constant'"),
         ("no_such_module:f", "there is no module 'no_such_module'"),
     ],
 )
 def test_a_name_that_is_not_a_function_is_refused(name: str, message: str, module: str) -> None:
     with pytest.raises(PlanError, match=message):
-        import_function(name.format(module))
+        load_function(name.format(module))
 
 
 def test_a_function_gets_decoded_samples_in_processes(small_shard: str, tmp_path: Path, warm_python: str) -> None:
@@ -96,4 +96,4 @@ def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_module_of_a_test.py").write_text("def f(:\n")
     with pytest.raises(PlanError, match=r"broken_module_of_a_test failed: SyntaxError: .*line 1\)"):
-        import_function("broken_module_of_a_test:f")
+        load_function("broken_module_of_a_test:f")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.programs import load_attribute, load_function
+from penstock.dataset.programs import load_attribute, load_function
 from penstock.errors import PlanError
 
 JOBS = "def upper(path, out): ...\ndef odd(path, out): ...\nnumber = 3\n"

@@ -1,10 +1,11 @@
-"""Functions and datasets of a user's program, by names such as ``train:ds`` or ``train.py:ds``."""
+"""What a user's program defines, by names such as ``train:ds``, ``train.py:ds`` and ``jobs.py:Splitter.run``."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -19,21 +20,19 @@ _MAX_FUNCTIONS = 8  # that an error message suggests
 def load_function(name: str) -> Callable[..., Any]:
     """Load the function that ``module:function`` or ``file.py:function`` names.
 
-    The current folder and the folder of the file are added to ``sys.path``.
-
     Raises:
         PlanError: There is no such function, or its module cannot be loaded.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise PlanError(NOT_A_FUNCTION.format(name))
-    module = _load_module(module_name)
-    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    module = _load_module(module_name, os.getcwd())
+    function = _attribute(module, attribute)
     if not callable(function):
         functions = [public for public, value in vars(module).items() if callable(value) and public[:1] != "_"]
         shown = ", ".join(functions[:_MAX_FUNCTIONS]) + (", ..." if len(functions) > _MAX_FUNCTIONS else "")
         raise PlanError(f"{module_name} has no function {attribute!r}; it has {shown or 'none'}")
-    return function
+    return function  # type: ignore[no-any-return]
 
 
 def load_attribute(name: str) -> Any:
@@ -45,14 +44,23 @@ def load_attribute(name: str) -> Any:
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise PlanError(f"{name!r}: write MODULE:NAME, such as train:ds or train.py:ds")
-    module = _load_module(module_name)
-    if not hasattr(module, attribute):
+    found = _attribute(_load_module(module_name, os.getcwd()), attribute)
+    if found is None:
         raise PlanError(f"{module_name} has no {attribute!r}")
-    return getattr(module, attribute)
+    return found
 
 
-def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
+def _attribute(found: Any, name: str) -> Any:
+    """Return what ``name``, with dots for what is in classes, is in a module; None if there is no such name."""
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@cache
+def _load_module(name: str, folder: str) -> ModuleType:
+    """Load a module once in each process; ``folder``, the current one, and that of a file are added to ``sys.path``."""
+    sys.path.insert(0, folder)
     try:
         return _load_file(name) if name.endswith(".py") else _import(name)
     except PenstockError:
