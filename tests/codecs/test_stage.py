@@ -148,3 +148,14 @@ def test_a_function_for_a_field_also_gets_values_that_are_not_bytes(tiny_shards:
     decoded = ps.read_tar(str(tiny_shards[0])).decode("rgb8").decode(png=lambda image: image.shape)
     assert all(len(sample["png"]) == 3 for sample in decoded)
     assert ps.from_items([{"x": 3}]).decode(x=lambda value: value + 1).first()["x"] == 4
+
+
+def test_the_keys_of_a_table_are_the_keys_of_its_shards(tmp_path: Path) -> None:
+    rows = [{"__key__": f"k{n}", "jpg": np.full((8, 8, 3), n, np.uint8), "cls": n} for n in range(3)]
+    ps.from_items(rows).write_parquet(tmp_path / "table")  # with features, also of the keys
+    ps.read_parquet(tmp_path / "table").write_tar(tmp_path / "shards")
+    ps.pack(ps.read_parquet(tmp_path / "table"), tmp_path / "packed", shuffle=False)
+    for folder in ("shards", "packed"):
+        stored = ps.read_tar(tmp_path / folder).take_all()
+        assert [sorted(sample) for sample in stored] == [["__key__", "__url__", "cls", "jpg"]] * 3
+        assert [sample["__key__"] for sample in stored] == ["k0", "k1", "k2"]

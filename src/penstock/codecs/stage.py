@@ -196,11 +196,12 @@ class Encode(Map):
                 raise TypeError(f"a shard stores samples with fields, not {type(sample).__name__}")
             out = {}
             for name, value in sample.items():
-                if name in ctx.features:
-                    name, value = to_tar_field(name, ctx.features[name], value)
                 if name.startswith("__"):
                     out[name] = value
-                elif value is not None or name not in ctx.features:
+                    continue
+                if name in ctx.features:
+                    name, value = to_tar_field(name, ctx.features[name], value)
+                if value is not None or name not in ctx.features:
                     out[name] = encode(name, value, trust_pickle=self.trust_pickle)
             return out
 
