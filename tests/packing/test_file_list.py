@@ -172,6 +172,12 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     assert (sample["bin"], bad) == (b"one" + b"two" * 30_000 + b"three", {})
 
 
+def test_a_pipe_in_a_class_folder_is_not_waited_for(tmp_path: Path) -> None:
+    write_files(tmp_path, "cat/1.jpg")
+    os.mkfifo(tmp_path / "cat/pipe.jpg")
+    assert [entry.path for entry in list_folder(str(tmp_path)).entries] == [str(tmp_path / "cat/1.jpg")]
+
+
 def test_subfolders_of_a_class_folder_belong_to_the_class_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     for name in ("cat/1.jpg", "cat/more/2.jpg", "cat/.hidden/3.jpg", "cat/more/.4.jpg", "dog/5.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -299,8 +299,12 @@ def _find_files(folder: str) -> list[str]:
     while folders:
         with os.scandir(folders.pop()) as found:
             for entry in found:
-                if not entry.name.startswith("."):
-                    (folders if entry.is_dir() else paths).append(entry.path)
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.is_file() or entry.is_symlink():  # not a pipe, which would be waited for
+                    paths.append(entry.path)
     return sorted(paths)
 
 
