@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,13 @@ def test_the_error_of_a_value_that_cannot_be_stored_names_stage_and_sample(
 def test_a_delimiter_must_be_one_character() -> None:
     with pytest.raises(PlanError, match="delimiter="):
         AsCsv(",,")
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("value", [" ", "\t", "\f", "", None])
+def test_a_row_of_blank_cells_is_a_row(value: str | None, delimiter: str, tmp_path: Path) -> None:
+    for fields in (["a"], ["a", "b"]):
+        rows = [dict.fromkeys(fields, text) for text in ("x", value, "y")]
+        ps.from_items(rows).write_csv(tmp_path / "x.csv", delimiter=delimiter, mode="replace")
+        read = ps.read_csv(tmp_path / "x.csv", delimiter=delimiter).take_all()
+        assert read == [rows[0], dict.fromkeys(fields, value or ""), rows[2]]

@@ -26,6 +26,7 @@ from penstock.formats.rows.row_scan import (
 )
 
 FIND_ENDS = partial(find_csv_ends, delimiter=ord(","))
+BLANK = b" \t\r\n"
 
 
 def ends_of(text: bytes) -> list[int]:
@@ -106,24 +107,25 @@ def test_any_row_is_found_whatever_the_chunks(
     data, rows, lines = content(chunk_bytes)
     if not ends_in_newline:
         data, rows[-1] = data[:-1], rows[-1][:-1]
-    file = RowFile("f", data, scan_lines(data, 0, FIND_ENDS, False, None))
+    file = RowFile("f", data, scan_lines(data, 0, FIND_ENDS, BLANK, None))
     assert file.offsets.row_count == len(rows)
-    assert find_rows(file, np.arange(len(rows)), FIND_ENDS, False).separate(data) == rows
+    assert find_rows(file, np.arange(len(rows)), FIND_ENDS, BLANK).separate(data) == rows
     chosen = np.array(random.Random(1).sample(range(len(rows)), 50))
-    spans = find_rows(file, chosen, FIND_ENDS, False)
+    spans = find_rows(file, chosen, FIND_ENDS, BLANK)
     assert spans.separate(data) == [rows[i] for i in chosen]
     assert spans.joined(data) == b"".join(rows[i].rstrip(b"\n") + b"\n" for i in chosen)
-    assert [line_number(file, i, FIND_ENDS, False) for i in range(0, 400, 7)] == lines[::7]
+    assert [line_number(file, i, FIND_ENDS, BLANK) for i in range(0, 400, 7)] == lines[::7]
 
 
 def test_blank_lines_are_rows_only_if_they_are_kept() -> None:
     data = b"a\n\n\nb"
-    assert scan_lines(data, 0, find_line_ends, True, None).row_count == 4
-    assert scan_lines(data, 0, find_line_ends, False, None).row_count == 2
-    assert scan_lines(b"a\n\n", 0, find_line_ends, True, None).row_count == 2
-    assert scan_lines(b"", 0, find_line_ends, True, None).row_count == 0
+    assert scan_lines(data, 0, find_line_ends, None, None).row_count == 4
+    assert scan_lines(data, 0, find_line_ends, BLANK, None).row_count == 2
+    assert scan_lines(b"a\n\n", 0, find_line_ends, None, None).row_count == 2
+    assert scan_lines(b"a\tb\n\t\n \n\n", 0, find_line_ends, b" \r\n", None).row_count == 2
+    assert scan_lines(b"", 0, find_line_ends, None, None).row_count == 0
 
 
 def test_a_truncated_file_loses_its_last_line_and_counts_it() -> None:
-    offsets = scan_lines(b"a\nb\nhal", 0, find_line_ends, True, "the gz stream is damaged")
+    offsets = scan_lines(b"a\nb\nhal", 0, find_line_ends, None, "the gz stream is damaged")
     assert (offsets.row_count, offsets.readable_rows, offsets.problem) == (3, 2, "the gz stream is damaged")

@@ -76,7 +76,10 @@ class AsCsv(RowStage):
 
     def _line(self, cells: list[Any]) -> bytes:
         text = io.StringIO()
-        csv.writer(text, delimiter=self.delimiter, lineterminator="\n").writerow(cells)
+        writer = csv.writer(text, delimiter=self.delimiter, lineterminator="\n")
+        writer.writerow(cells)
+        if len(cells) == 1 and text.getvalue().isspace():  # readers would take the line for a blank one
+            return b'"%b"\n' % str(cells[0]).encode()
         return text.getvalue().encode()
 
     def head(self, row: Any) -> bytes:

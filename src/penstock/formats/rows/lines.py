@@ -35,6 +35,7 @@ from penstock.plan import Fields
 
 _SCHEMA_BYTES = 4 << 20  # how much of the first file the types are inferred from
 _BOM = b"\xef\xbb\xbf"
+_WHITESPACE = b" \t\r\n\v\f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class TextFormat:
     function_name, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
-        return scan_lines(data, _bom_bytes(data), find_line_ends, True, problem)
+        return scan_lines(data, _bom_bytes(data), find_line_ends, None, problem)
 
     def infer_schema(self, file: RowFile) -> None:
         """Return ``None``: text has no schema."""
@@ -59,7 +60,7 @@ class TextFormat:
             return [{} for _ in rows], {}
         samples: list[Any] = []
         errors: dict[int, DataError] = {}
-        for position, line in enumerate(find_rows(file, rows, find_line_ends, True).separate(file.data)):
+        for position, line in enumerate(find_rows(file, rows, find_line_ends, None).separate(file.data)):
             try:
                 samples.append({"text": line.removesuffix(b"\n").removesuffix(b"\r").decode()})
             except UnicodeDecodeError as exc:
@@ -77,9 +78,10 @@ class _ArrowParsed(ABC):
     columnar = True
     cheap = False
     find_ends: FindEnds
+    blank: bytes  # the characters of blank lines, which are not rows
 
     def key(self, file: RowFile, row: int) -> str:
-        return f"line {line_number(file, row, self.find_ends, False)}"
+        return f"line {line_number(file, row, self.find_ends, self.blank)}"
 
     def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> ReadResult:
         parse = self.parser(file, fields, schema)
@@ -87,7 +89,7 @@ class _ArrowParsed(ABC):
         batch = None if byte_range is None else _try_parse(parse, memoryview(file.data)[byte_range], len(rows))[0]
         if batch is not None:
             return self._columns_of([batch], np.arange(len(rows)), None, fields), {}
-        batches, problems = _parse_valid_rows(parse, find_rows(file, rows, self.find_ends, False), file.data)
+        batches, problems = _parse_valid_rows(parse, find_rows(file, rows, self.find_ends, self.blank), file.data)
         errors = {n: DataError(problem, file.url, self.key(file, int(rows[n]))) for n, problem in problems.items()}
         if not batches:
             return [None] * len(rows), errors
@@ -216,7 +218,11 @@ class CsvFormat(_ArrowParsed):
 
     @property
     def scan_key(self) -> str:
-        return f"csv {self.delimiter!r} {self.names is None}"
+        return f"csv {self.delimiter!r} {self.names is None} {len(self.blank)}"
+
+    @property
+    def blank(self) -> bytes:  # type: ignore[override]
+        return _WHITESPACE.replace(self.delimiter.encode(), b"")  # a line of tabs is a row of empty cells
 
     @property
     def find_ends(self) -> FindEnds:  # type: ignore[override]
@@ -225,12 +231,12 @@ class CsvFormat(_ArrowParsed):
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
         first = _bom_bytes(data)
         if self.names is not None:
-            return scan_lines(data, first, self.find_ends, False, problem)
+            return scan_lines(data, first, self.find_ends, self.blank, problem)
         beginning = data[: first + _SCHEMA_BYTES]
-        offsets = scan_lines(beginning, first, self.find_ends, False, None)
+        offsets = scan_lines(beginning, first, self.find_ends, self.blank, None)
         if not offsets.row_count:
             return _unreadable(first, problem)
-        header = find_rows(RowFile("", beginning, offsets), np.array([0]), self.find_ends, False)
+        header = find_rows(RowFile("", beginning, offsets), np.array([0]), self.find_ends, self.blank)
         text = header.separate(data)[0].decode("utf-8", "replace")
         try:
             columns = next(csv.reader([text], delimiter=self.delimiter))
@@ -240,7 +246,7 @@ class CsvFormat(_ArrowParsed):
             return _unreadable(first, _NO_HEADER)
         first_row = int(header.ends[0])
         line = 1 + data[:first_row].count(b"\n")
-        return replace(scan_lines(data, first_row, self.find_ends, False, problem, line), columns=tuple(columns))
+        return replace(scan_lines(data, first_row, self.find_ends, self.blank, problem, line), columns=tuple(columns))
 
     def infer_schema(self, file: RowFile) -> tuple[str, dict[str, Any]]:
         """Return the URL of the file and the Arrow types of its columns, inferred from its first rows."""
@@ -254,7 +260,9 @@ class CsvFormat(_ArrowParsed):
             data, count = _first_rows(file)
             table = self._infer(data, names)
             if table.num_rows > count:  # Arrow takes a line of spaces for a value
-                table = self._infer(find_rows(file, np.arange(count), self.find_ends, False).joined(file.data), names)
+                table = self._infer(
+                    find_rows(file, np.arange(count), self.find_ends, self.blank).joined(file.data), names
+                )
             inferred = {column.name: _csv_type(column.type) for column in table.schema}
             for name in _large_numbers(table.to_batches()):
                 with suppress(pa.ArrowInvalid):
@@ -330,12 +338,12 @@ class JsonFormat(_ArrowParsed):
 
     types: tuple[tuple[str, str], ...] = ()
 
-    scan_key = "json"
+    scan_key, blank = "json", _WHITESPACE
     function_name, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
     find_ends = staticmethod(find_line_ends)
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
-        return scan_lines(data, _bom_bytes(data), find_line_ends, False, problem)
+        return scan_lines(data, _bom_bytes(data), find_line_ends, self.blank, problem)
 
     def infer_schema(self, file: RowFile) -> Any:
         """Return the Arrow schema, inferred from the first rows of the file."""
@@ -370,7 +378,7 @@ class JsonFormat(_ArrowParsed):
         batch, _ = _try_parse(parse, data, rows)
         if batch is not None:
             return [batch], {}
-        return _parse_valid_rows(parse, find_rows(file, np.arange(rows), find_line_ends, False), file.data)
+        return _parse_valid_rows(parse, find_rows(file, np.arange(rows), find_line_ends, self.blank), file.data)
 
     def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
         return partial(_parse_json, schema=schema)

@@ -66,7 +66,7 @@ def _csv_ends_by_regex(data: bytes, delimiter: int) -> I64:
 
 
 def scan_lines(
-    data: FileBytes, first: int, find_ends: FindEnds, keep_blank: bool, problem: str | None, line: int = 1
+    data: FileBytes, first: int, find_ends: FindEnds, blank: bytes | None, problem: str | None, line: int = 1
 ) -> RowOffsets:
     """Find the offset of every 64th row.
 
@@ -74,7 +74,7 @@ def scan_lines(
         data: The file.
         first: The offset of the first row.
         find_ends: Finds where rows end.
-        keep_blank: Whether blank lines are rows.
+        blank: The characters of blank lines, which are not rows; None: all lines are rows.
         problem: Why the file ends here, if it is damaged: a last line without a newline is then lost and counts as
             one damaged row.
         line: The line number of the first row.
@@ -93,7 +93,7 @@ def scan_lines(
                 break
             size *= 2
             continue
-        row_starts, row_ends = _rows_between(chunk, ends, keep_blank)
+        row_starts, row_ends = _rows_between(chunk, ends, blank)
         indexed = row_starts[-rows % ROWS_PER_OFFSET :: ROWS_PER_OFFSET]
         starts.append(at + indexed)
         lines.append(line + np.searchsorted(newlines, indexed))
@@ -114,16 +114,16 @@ def scan_lines(
     )
 
 
-def _rows_between(chunk: U8, ends: I64, keep_blank: bool) -> tuple[I64, I64]:
-    """Return where the rows of a chunk begin and end; without blank lines unless ``keep_blank``."""
+def _rows_between(chunk: U8, ends: I64, blank: bytes | None) -> tuple[I64, I64]:
+    """Return where the rows of a chunk begin and end; without lines of ``blank`` characters."""
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
     starts, ends = (starts[:-1], ends[:-1]) if len(starts) and starts[-1] >= len(chunk) else (starts, ends)
-    if keep_blank or not len(starts):
+    if blank is None or not len(starts):
         return starts, ends
     candidates = np.flatnonzero((starts == ends) | (chunk[starts] <= _SPACE))
-    blank = [i for i in candidates.tolist() if not chunk[starts[i] : ends[i]].tobytes().strip()]
+    dropped = [i for i in candidates.tolist() if not chunk[starts[i] : ends[i]].tobytes().strip(blank)]
     keep = np.ones(len(starts), bool)
-    keep[blank] = False
+    keep[dropped] = False
     return starts[keep], ends[keep]
 
 
@@ -159,7 +159,7 @@ def aligned_range(offsets: RowOffsets, rows: I64) -> slice | None:
     return slice(*offsets.byte_range(first // interval, (last - 1) // interval))
 
 
-def find_rows(file: RowFile, rows: I64, find_ends: FindEnds, keep_blank: bool) -> RowSpans:
+def find_rows(file: RowFile, rows: I64, find_ends: FindEnds, blank: bytes | None) -> RowSpans:
     """Return the byte ranges of rows, by a search of the parts between known offsets that hold them."""
     offsets = file.offsets
     entries = rows // offsets.interval
@@ -171,7 +171,7 @@ def find_rows(file: RowFile, rows: I64, find_ends: FindEnds, keep_blank: bool) -
         chunk_ends = find_ends(chunk, find_newlines(chunk))
         if not len(chunk_ends) or chunk_ends[-1] + 1 < len(chunk):
             chunk_ends = np.append(chunk_ends, len(chunk))
-        row_starts, row_ends = _rows_between(chunk, chunk_ends, keep_blank)
+        row_starts, row_ends = _rows_between(chunk, chunk_ends, blank)
         in_run = np.flatnonzero((entries >= run[0]) & (entries <= run[-1]))
         numbers = rows[in_run] - int(run[0]) * offsets.interval
         starts[in_run] = row_starts[numbers] + low
@@ -179,9 +179,9 @@ def find_rows(file: RowFile, rows: I64, find_ends: FindEnds, keep_blank: bool) -
     return RowSpans(starts, ends)
 
 
-def line_number(file: RowFile, row: int, find_ends: FindEnds, keep_blank: bool) -> int:
+def line_number(file: RowFile, row: int, find_ends: FindEnds, blank: bytes | None) -> int:
     """Return the line on which a row begins, from 1."""
     entry = row // file.offsets.interval
-    start = int(find_rows(file, np.array([row]), find_ends, keep_blank).starts[0])
+    start = int(find_rows(file, np.array([row]), find_ends, blank).starts[0])
     low = int(file.offsets.starts[entry])
     return int(file.offsets.lines[entry]) + file.data[low:start].count(b"\n")
