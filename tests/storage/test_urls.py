@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage import Memory, expand, expand_braces, local_path, relative_names, url_patterns, urls
+from penstock.formats.files import find_files
+from penstock.storage import Listed, Memory, expand, expand_braces, local_path, relative_names, url_patterns, urls
 from penstock.testing.storages import write
 
 PATTERNS = [
@@ -136,6 +139,36 @@ def test_patterns_keep_their_order(folder: Path) -> None:
 
 def test_names_without_a_glob_are_not_looked_up() -> None:
     assert expand(["nowhere/x-{0..1}.tar"], ()) == ["nowhere/x-0.tar", "nowhere/x-1.tar"]
+
+
+@dataclass(frozen=True)
+class Listings(Memory):
+    """Memory that logs which folders are listed, and cannot list those named ``hidden``."""
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        LISTED.append(prefix)
+        if "hidden" in prefix:
+            raise NotImplementedError
+        return super().list(prefix)
+
+
+LISTED: list[str] = []
+
+
+def test_a_remote_folder_may_have_the_name_of_a_file() -> None:
+    storage = Listings()
+    for name in ("t.csv/a.csv", "t.csv/b.csv", "both.csv", "both.csv/a.csv", "hidden.csv"):
+        write(storage, f"memory://folders/{name}", b"x")
+    inside = ["memory://folders/t.csv/a.csv", "memory://folders/t.csv/b.csv"]
+    assert expand(["memory://folders/t.csv"], (".csv",), storage) == inside
+    assert find_files(("memory://folders/t.csv",), (".csv",), storage) == inside
+    for name in ("both.csv", "hidden.csv", "none.csv"):
+        url = f"memory://folders/{name}"
+        assert expand([url], (".csv",), storage) == find_files((url,), (".csv",), storage) == [url]
+    LISTED.clear()  # names that are given together are not looked up one by one
+    names = ["memory://folders/t.csv", "memory://folders/both.csv"]
+    assert expand(names, (".csv",), storage) == find_files(tuple(names), (".csv",), storage) == names
+    assert not LISTED
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from penstock.storage import (
 )
 from penstock.storage.cache import check_places
 from penstock.storage.protocol import bare_url, scheme, without_query
+from penstock.storage.urls import is_folder
 
 LIST_SUFFIX = ".txt"  # of a file that lists images
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -148,12 +149,13 @@ def find_files(
         StorageError: A folder or glob matches no file, or none of the paths exists.
     """
     paths: list[str] = []
-    for pattern in (single for given in patterns for single in expand_braces(given)):
+    names = [single for given in patterns for single in expand_braces(given)]
+    for pattern in names:
         if suffixes and pattern.partition("?")[0].endswith(LIST_SUFFIX):
             paths += _read_list(pattern, storage)
             continue
         if scheme(pattern) != "file":
-            paths += sorted(_list_remote(pattern, suffixes, storage), key=key)
+            paths += sorted(_list_remote(pattern, suffixes, storage, len(names) == 1), key=key)
             continue
         path = local_path(pattern)
         if os.path.isdir(path):
@@ -189,12 +191,19 @@ def _read_list(url: str, storage: Storage | None) -> list[str]:
     return [local_path(path) if scheme(path) == "file" else path for path in paths]
 
 
-def _list_remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) -> list[str]:
-    """List the objects of a URL: the object itself, those that a glob matches, or all below a folder."""
-    last = pattern.rpartition("/")[2]
-    if glob.has_magic(pattern) or "." in last or (last and scheme(pattern) in ("http", "https")):
+def _list_remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None, alone: bool) -> list[str]:
+    """List the objects of a URL: the object itself, those that a glob matches, or all below a folder.
+
+    Only a URL that is given alone is looked up if its name is that of a file: each lookup takes a request.
+    """
+    last, opened = pattern.rpartition("/")[2], open_storage(pattern, storage)
+    if glob.has_magic(pattern) or (last and scheme(pattern) in ("http", "https")):
         return expand((pattern,), suffixes, storage)
-    urls = [entry.url for entry in open_storage(pattern, storage).list(pattern.rstrip("/") + "/")]
+    if "." in last and _has_suffix(last, suffixes) and not (alone and is_folder(pattern, opened)):
+        return [pattern]
+    urls = [entry.url for entry in opened.list(pattern.rstrip("/") + "/")]
+    if not urls and "." in last:
+        return [pattern]
     matching = [url for url in urls if not url.rpartition("/")[2].startswith(".") and _has_suffix(url, suffixes)]
     if not matching:
         raise _no_files(suffixes, redacted(pattern))

@@ -166,7 +166,8 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | 
         may_be_folder = len(names) < _MAX_FOLDERS
         for name in names:
             if scheme(name) != "file":
-                files += _expand_remote(name, suffixes, open_storage(name, storage), may_be_folder)
+                alone = len(patterns) == len(names) == 1
+                files += _expand_remote(name, suffixes, open_storage(name, storage), may_be_folder, alone)
                 continue
             path = local_path(name)
             if glob.has_magic(path) and not os.path.exists(path):
@@ -196,8 +197,24 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))], name
 
 
-def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
-    """Return the files that a remote URL matches; an HTTP URL with a query stands for one object."""
+def is_folder(url: str, storage: Storage) -> bool:
+    """Return whether objects lie below a URL that is not one itself: some programs write folders named ``a.parquet``.
+
+    URLs of servers are those of objects, and so are those on storages that cannot be listed.
+    """
+    if scheme(url) in ("http", "https") or glob.has_magic(url):
+        return False
+    try:
+        return next(iter(storage.list(url + "/")), None) is not None and not exists(storage, url)
+    except (OSError, NotImplementedError):
+        return False
+
+
+def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool, alone: bool) -> list[str]:
+    """Return the files that a remote URL matches; an HTTP URL with a query stands for one object.
+
+    Only a URL that is given alone is looked up if its name is that of a file: each lookup takes a request.
+    """
     http = scheme(name) in ("http", "https")
     if http and "?" in name:
         return [name]
@@ -210,7 +227,7 @@ def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_
         return sorted((url for url in urls if matcher.fullmatch(url)), key=natural_key) or _as_written(name, storage)
     endings, last = tuple(suffixes), name.rsplit("/", 1)[-1]
     is_file = last.endswith(endings) if endings else "." in last
-    if last and (is_file or http or not may_be_folder):
+    if last and (is_file or http or not may_be_folder) and not (alone and is_folder(name, storage)):
         return [name]
     below = name.rstrip("/") + "/"
     inside = ((entry.url, entry.url.removeprefix(below)) for entry in storage.list(below))
