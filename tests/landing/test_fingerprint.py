@@ -28,10 +28,12 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.errors import StorageError
 from penstock.formats.tar import TarWriter
 from penstock.landing.fingerprint import code_digest, fingerprint_of
 from penstock.landing.position import exact_program
-from penstock.storage import Memory
+from penstock.storage import Info, Memory
+from penstock.testing.storages import write
 
 
 def stages_of(ds: ps.Dataset, epoch: int = 0) -> str:
@@ -326,6 +328,23 @@ def test_the_tags_of_remote_files_count_listed_or_not(pattern: str) -> None:
     assert source_of(ps.read_tar(f"memory://tags/{pattern}")) == before
     write("b")  # the same name, size and count
     assert source_of(ps.read_tar(f"memory://tags/{pattern}")) != before
+
+
+def test_a_folder_of_files_need_not_be_an_object() -> None:
+    class Refusing(Memory):
+        """Memory that refuses requests for a folder, as WebDAV servers do, and S3 for the root of a bucket."""
+
+        def info(self, url: str) -> Info:
+            if not url.endswith(".txt"):
+                raise StorageError("the server answers 405", url)
+            return super().info(url)
+
+    for name in ("a", "b"):
+        write(Memory(), f"memory://refused/{name}.txt", b"x")
+    folder = source_of(ps.read_files("memory://refused", storage=Refusing()))
+    assert folder == source_of(ps.read_files("memory://refused", storage=Refusing()))
+    with pytest.raises(StorageError, match="405"):
+        source_of(ps.read_files("memory://refused/a.tx", storage=Refusing()))
 
 
 def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:

@@ -24,7 +24,7 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
@@ -186,17 +186,20 @@ def _described(source: Any) -> list[Any]:
 def _stamps(source: Any, reader: Any) -> list[Any]:
     """Return what changes with the content of each file that a reader names, and of each remote shard."""
     urls: list[str] = []
+    folders: set[str] = set()
     for shard in range(len(reader.names)):
         objects = reader.objects(shard)
         one_by_one = len(objects) == 1 or getattr(source, "cache", None) is not None
         urls += objects if one_by_one else [reader.url(shard)]  # a folder: a request for each object takes too long
-    return _content_stamps(source, urls)
+        folders |= set() if one_by_one else {reader.url(shard)}
+    return _content_stamps(source, urls, folders)
 
 
-def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
+def _content_stamps(source: Any, urls: Sequence[str], folders: Collection[str] = ()) -> list[Any]:
     """Return what changes with the content of each file or object; ``None`` if that is not known.
 
-    Tags that a listing does not have are requested one by one.
+    Tags that a listing does not have are requested one by one. Servers refuse such requests for ``folders`` in ways of
+    their own.
     """
     given, cache = getattr(source, "storage", None), getattr(source, "cache", None)
     stamps: list[Any] = []
@@ -218,8 +221,10 @@ def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
         storage = open_storage(urls[number], given)
         try:
             info = (cache.shared(storage) if cache is not None else storage).info(urls[number])
-        except NotFound:  # such as a folder
-            return None
+        except StorageError as exc:
+            if isinstance(exc, NotFound) or urls[number] in folders:
+                return None
+            raise
         return [info.size, info.tag]
 
     with ThreadPoolExecutor(_TAG_REQUESTS) as pool:
