@@ -89,3 +89,11 @@ def test_building_a_dataset_opens_nothing(read: Callable[..., ps.Dataset]) -> No
 def test_a_wrong_argument_of_a_source_is_refused_at_the_call(read: Callable[[], Any], problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         read()
+
+
+def test_files_whose_names_end_in_tsv_are_separated_by_tabs(tmp_path: Path) -> None:
+    rows = [{"a": 1, "b": "x,y"}, {"a": 2, "b": "z"}]
+    ps.from_items(rows).write_csv(tmp_path / "rows.tsv")
+    assert ps.read_csv(tmp_path / "rows.tsv").take_all() == rows
+    assert ps.read_csv(f"{tmp_path}/*.tsv").take_all() == rows
+    assert list(ps.read_csv(tmp_path / "rows.tsv", delimiter=";").first()) == ["a\tb"]

@@ -93,6 +93,7 @@ def test_the_order_of_a_set_is_the_same_in_every_process() -> None:
         ("/d/a.tar", "/d/a.tar"),
         ("file:/d/a.tar", "/d/a.tar"),
         ("file:///d/a.tar", "/d/a.tar"),
+        ("file://localhost/d/a.tar", "/d/a.tar"),
         ("file:a.tar", "a.tar"),
     ],
 )

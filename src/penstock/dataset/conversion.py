@@ -160,8 +160,7 @@ def open_files(
         return read_lmdb(url, fields, trust_pickle, workers=workers)
     if fields is not None:
         raise PlanError(f"fields={fields!r} says how the records of LMDB are decoded, but the files are {format}")
-    options = {"delimiter": "\t"} if format == "csv" and ".tsv" in os.path.basename(url) else {}
-    return readers[format](url, workers=workers, storage=storage, **options)
+    return readers[format](url, workers=workers, storage=storage)
 
 
 def format_of(url: str, storage: Storage | None = None) -> str:

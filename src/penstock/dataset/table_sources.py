@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def from_arrow(table: Any) -> Dataset:
 def read_csv(
     urls: Urls,
     *,
-    delimiter: str = ",",
+    delimiter: str | None = None,
     names: Iterable[str] | None = None,
     types: Mapping[str, str] | None = None,
     workers: Workers = None,
@@ -98,7 +99,7 @@ def read_csv(
 
     Args:
         urls: Local paths, or URLs; a glob, a folder, a list.
-        delimiter: The character between values.
+        delimiter: The character between values; by default a tab for names that end in ``.tsv``, else a comma.
         names: The names of the columns, for files without a header.
         types: Types by column, such as ``{"price": "float64", "zip": "string"}``, instead of the inferred ones.
         workers: How many workers read.
@@ -108,7 +109,10 @@ def read_csv(
     Raises:
         PlanError: An argument is not valid.
     """
-    return dataset_of(RowsSource(url_patterns(urls), csv_format(delimiter, names, types), workers, storage, cache))
+    patterns = url_patterns(urls)
+    if delimiter is None:
+        delimiter = "\t" if all(re.search(r"\.tsv(\.\w+)?$", pattern) for pattern in patterns) else ","
+    return dataset_of(RowsSource(patterns, csv_format(delimiter, names, types), workers, storage, cache))
 
 
 def read_json(

@@ -136,7 +136,7 @@ def local_path(url: str) -> str:
         StorageError: The URL has another scheme.
     """
     if url.startswith("file:"):
-        path = url.removeprefix("file:")
+        path = re.sub("^//localhost/", "/", url.removeprefix("file:"))
         return "/" + path.lstrip("/") if path.startswith("/") else path
     scheme = _SCHEME.match(url)
     if scheme:

@@ -18,6 +18,7 @@ from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compr
         ("out", "gz", ("out", "shard-%06d.tar.gz", False)),
         ("s3://b/out", None, ("s3://b/out", "shard-%06d.tar", False)),
         ("s3://b/x-%d.tar.zst", "zst", ("s3://b", "x-%d.tar.zst", False)),
+        ("http://h/my%20data", None, ("http://h/my%20data", "shard-%06d.tar", False)),
         ("a.tgz", None, (".", "a.tgz", True)),
         ("d/a.tar", "xz", ("d", "a.tar.xz", True)),
     ],

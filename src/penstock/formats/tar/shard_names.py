@@ -89,7 +89,8 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
     """
     folder, name = os.path.split(path)
     single = "%" not in name and name.endswith(TAR_SUFFIXES)
-    if "%" not in name and not single:
+    is_escape = scheme(path) in ("http", "https") and not name.endswith(TAR_SUFFIXES)  # such as my%20data
+    if not single and ("%" not in name or is_escape):
         folder, name = path, _DEFAULT_PATTERN
     if compress is not None and suffix_compression(name) is None:
         name += COMPRESSION_SUFFIXES[compress]
