@@ -67,6 +67,26 @@ def test_a_result_does_not_overwrite_the_field_it_groups_by(use: Any) -> None:
     assert ds.groupby("count").sum("n").take_all() == [{"count": 1, "n_sum": 2}]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[np.int32(3), np.uint8(1), 3], [True, np.False_, np.True_], [np.float32(0.5), 0.25, np.float64(0.5)]],
+    ids=["integers", "booleans", "floats"],
+)
+def test_numbers_of_numpy_and_of_python_are_of_one_type(values: list[Any]) -> None:
+    ds = ps.from_items([{"k": value} for value in values])
+    assert ds.groupby("k").count().take_all() == [{"k": values[1], "count": 1}, {"k": values[0], "count": 2}]
+    assert ds.unique("k") == values[:2]
+    assert [row["k"] for row in ds.sort("k")] == sorted(values)
+
+
+@pytest.mark.parametrize("value", [(1,), {1}, frozenset([1])], ids=repr)
+def test_tuples_and_sets_are_not_compared(value: Any) -> None:
+    ds = ps.from_items([{"k": value}])
+    for use in (ds.groupby("k").count(), ds.sort("k"), ds.join(ds, "k")):
+        with pytest.raises(PlanError, match=f"must have one type, but are {type(value).__name__}; convert them first"):
+            use.take_all()
+
+
 def test_equal_values_of_different_types_are_one_group_when_spilled() -> None:
     rows = [{"k": kind(k)} for kind in (int, float) for k in range(6_000)]
     counts = ps.from_items(rows).on("local", memory="60KB").groupby("k").count().take_all()

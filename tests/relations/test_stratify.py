@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.errors import DataError
 from tests.relations.conftest import ROWS, groups
 
 
@@ -33,3 +34,9 @@ def test_a_stratified_split_takes_the_same_share_of_every_value(make: Any) -> No
         assert sorted(found[0][k] + found[1][k]) == sorted(row["y"] for row in rows)
     assert len(test) == len(test.take_all())
     assert {row["y"] for row in test.epoch(3)} == {row["y"] for row in test.epoch(1)}
+
+
+def test_values_that_cannot_be_compared_are_not_stratified() -> None:
+    train, _ = ps.from_items([{"k": {1}}]).train_test_split(0.25, stratify="k")
+    with pytest.raises(DataError, match="values of type set cannot be compared"):
+        train.take_all()

@@ -78,7 +78,11 @@ def value_of(sample: Any, field: str, verb: str) -> Any:
 
 
 def hashable(value: Any) -> Hashable:
-    """Return a form of a value that can be looked up: sequences and arrays become tuples, every NaN the same object."""
+    """Return a form of a value that can be looked up: sequences and arrays become tuples, every NaN the same object.
+
+    Raises:
+        DataError: There is none.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -87,7 +91,8 @@ def hashable(value: Any) -> Hashable:
         return tuple((name, hashable(inner)) for name, inner in sorted(value.items()))
     if isinstance(value, float) and value != value:
         return math.nan
-    assert isinstance(value, Hashable)
+    if not isinstance(value, Hashable):
+        raise DataError(f"values of type {type(value).__name__} cannot be compared; convert them first")
     return value
 
 
@@ -135,9 +140,12 @@ def array_of(values: list[Any], field: str, verb: str) -> Any:
     import pyarrow as pa
 
     kinds = {*map(type, values)} - {type(None)}
+    if len(kinds) > 1 and any(issubclass(kind, np.number | np.bool_) for kind in kinds):  # numpy's among Python's
+        values = [value.item() if isinstance(value, np.number | np.bool_) else value for value in values]
+        kinds = {*map(type, values)} - {type(None)}
     numbers = all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds)
     names = " and ".join(sorted(kind.__name__ for kind in kinds)[:3])
-    if tuple in kinds or (len(kinds) > 1 and not numbers):
+    if not kinds.isdisjoint({tuple, set, frozenset}) or (len(kinds) > 1 and not numbers):
         raise one_type_needed(verb, field, names)
     try:
         if numbers or kinds <= {str, bytes, bool}:
