@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.codecs.stage import field_specs
 from penstock.errors import DataError, PlanError
 from penstock.testing import fingerprint
+from penstock.vision import Resize
 
 SAMPLE = {"__key__": "a", "cls": b"3", "txt": "ä".encode(), "json": b'{"x": [1]}', "bin": b"\x00"}
 
@@ -67,6 +68,14 @@ def test_an_unknown_spec_of_a_field_is_refused_when_the_stage_is_added() -> None
         ps.from_items([]).decode(image=3)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="name the field"):
         ps.from_items([]).decode(len)  # type: ignore[arg-type]
+
+
+def test_a_class_of_transforms_is_refused_where_none_is_constructed() -> None:
+    with pytest.raises(PlanError, match=r"needs an instance of Resize: write Resize\(\.\.\.\)"):
+        ps.from_items([]).decode(jpg=Resize)
+    with pytest.raises(PlanError, match=r"map_tuple needs an instance of Resize"):
+        ps.from_items([]).map_tuple(None, Resize)
+    assert ps.from_items([{"a": b"1"}]).decode(a=int).take_all() == [{"a": 1}]
 
 
 def test_a_failure_names_field_shard_and_key() -> None:

@@ -61,7 +61,7 @@ class Decode(Map):
             elif spec is not None and not isinstance(spec, Feature) and not callable(spec):
                 raise PlanError(f"decode({name}={spec!r}): give a spec such as 'rgb8', a feature or a function")
             elif callable(spec):
-                check_callable(f"decode({name}=...)", spec)
+                check_callable(f"decode({name}=...)", spec, constructs=False)
         check_flag("trust_pickle", self.trust_pickle)
 
     def describe(self) -> str:

@@ -22,6 +22,7 @@ from penstock.plan.values import (
     check_callable,
     check_count,
     check_names,
+    is_callable_class,
     kind_of,
     name_of,
     takes_parameter,
@@ -45,11 +46,6 @@ def _rng_by_keyword(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda item, rng: fn(item, rng=rng)
 
 
-def _is_callable_class(fn: Any) -> bool:
-    """Return whether ``fn`` is a class whose instances can be called; ``dict`` and ``str`` are not."""
-    return isinstance(fn, type) and any("__call__" in base.__dict__ for base in fn.__mro__)
-
-
 @dataclass(frozen=True)
 class _UserStage(EachStage):
     """The base of map, filter, flat_map and map_batches: a stage with a user's function.
@@ -63,7 +59,7 @@ class _UserStage(EachStage):
 
     def __post_init__(self) -> None:
         check_callable(self.name, self.fn)
-        if (self.args or self.kwargs) and not _is_callable_class(self.fn):
+        if (self.args or self.kwargs) and not is_callable_class(self.fn):
             problem = f"fn_args and fn_kwargs are for a class, and {name_of(self.fn)} is called as it is"
             raise PlanError(f"{self.name}: {problem}; use functools.partial to pass arguments to a function")
 
@@ -74,12 +70,12 @@ class _UserStage(EachStage):
     @property
     def wants_rng(self) -> bool:
         fn: Any = self.fn
-        return takes_parameter(fn.__call__ if _is_callable_class(fn) else fn, "rng")
+        return takes_parameter(fn.__call__ if is_callable_class(fn) else fn, "rng")
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the user's function, or the instance of the user's class, which is constructed by the first call."""
         if "call" not in ctx.local:
-            call = _with_device(self._instance(ctx) if _is_callable_class(self.fn) else self.fn, ctx)
+            call = _with_device(self._instance(ctx) if is_callable_class(self.fn) else self.fn, ctx)
             ctx.local["call"] = self._taking_rng(call) if self.wants_rng else call
         return ctx.local["call"]  # type: ignore[no-any-return]
 
@@ -487,7 +483,7 @@ class MapTuple(Map):
     def __post_init__(self) -> None:
         for fn in self.fns:
             if fn is not None:
-                check_callable("map_tuple", fn)
+                check_callable("map_tuple", fn, constructs=False)
 
     @property
     def name(self) -> str:

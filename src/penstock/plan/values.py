@@ -331,15 +331,23 @@ def check_names(method: str, names: tuple[Any, ...]) -> None:
     raise PlanError(f"{method} needs field names, not {given}{as_arguments}")
 
 
-def check_callable(name: str, value: Any) -> None:
+def is_callable_class(fn: Any) -> bool:
+    """Return whether ``fn`` is a class whose instances can be called; ``dict`` and ``str`` are not."""
+    return isinstance(fn, type) and any("__call__" in base.__dict__ for base in fn.__mro__)
+
+
+def check_callable(name: str, value: Any, *, constructs: bool = True) -> None:
     """Check that ``value`` can be called.
 
     Raises:
-        PlanError: ``value`` cannot be called; the message names the argument ``name``.
+        PlanError: ``value`` cannot be called, or is a class whose instances can be, where none are constructed; the
+            message names the argument ``name``.
     """
     if not callable(value):
         needed = "a function, or a condition such as ps.col('cls') == 3" if name == "filter" else "a function"
         raise PlanError(f"{name} needs {needed}, not {value!r}")
+    if not constructs and is_callable_class(value):
+        raise PlanError(f"{name} needs an instance of {name_of(value)}: write {name_of(value)}(...)")
     calls = (value, value.__call__ if isinstance(value, type) else type(value).__call__)
     if any(map(inspect.iscoroutinefunction, calls)) or any(map(inspect.isasyncgenfunction, calls)):
         raise PlanError(f"{name} needs a plain function, and {name_of(value)} is async: call asyncio.run in one")
