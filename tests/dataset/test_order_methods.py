@@ -39,3 +39,11 @@ def test_shuffle_after_batched_permutes_batches() -> None:
 def test_a_whole_shuffle_cannot_come_after_flat_map() -> None:
     with pytest.raises(PlanError, match=r"flat_map.*put it before, or give a window"):
         numbers((3,)).flat_map(list).shuffle(all=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"by": "k", "shuffle": False}, {"by": "k", "stratify": "k"}, {"stratify": "k", "shuffle": False}]
+)
+def test_two_ways_to_split_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="different ways to split; give one of them"):
+        ps.from_items([{"k": 1}]).train_test_split(0.5, **arguments)

@@ -154,8 +154,8 @@ class OrderMethods(StageMethods):
             if field is not None and not (isinstance(field, str) and field):
                 raise PlanError(f"{name}={field!r}: give the name of a field")
         seed = 0 if seed is None else checked_seed(seed)
-        if stratify is not None and (by is not None or not shuffle):
-            raise PlanError("stratify= cannot be combined with by= or shuffle=False; leave them out")
+        if (by is not None) + (stratify is not None) + (not shuffle) > 1:
+            raise PlanError("by=, stratify= and shuffle=False are different ways to split; give one of them")
         if not isinstance(test_size, Real) or not 0 < test_size < 1:
             raise PlanError(f"test_size={test_size!r}: give a share between 0 and 1")
         test_size = float(test_size)

@@ -133,4 +133,5 @@ def test_a_consumer_in_an_actor_takes_items_of_this_process_too() -> None:
     second.add([5])
     host.close()
     with pytest.raises(ConsumerLost):
-        second.close()
+        while True:  # until the actor has ended
+            second.add([6])
