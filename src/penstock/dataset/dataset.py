@@ -420,7 +420,7 @@ class Dataset(WriteMethods):
 
         Raises:
             MissingExtra: The library of ``format`` is not installed.
-            PlanError: The dataset is already cut and another rank is given, the plan cannot be cut, ``ds.epoch`` fixes
+            PlanError: The dataset is already cut and another cut is given, the plan cannot be cut, ``ds.epoch`` fixes
                 another epoch, an option does not fit the format, or an argument is unknown.
         """
         check_arguments("loader", unknown, ("rank", "world", "epoch", "cut", "uneven", "ledger", "format", "device"))
