@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,26 @@ def test_a_generator_that_fails_midway_is_retried_from_its_beginning(engine: Eng
 
     got = list(from_items([1, 2]).flat_map(flaky, retries=1).on(engine))
     assert got == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("number", range(5))
+def test_ctrl_c_while_threads_are_started_leaves_none(
+    number: int, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers_of_threads, start = count(), threading.Thread.start
+
+    def start_interrupted(thread: threading.Thread) -> None:
+        is_last = thread.name.startswith("penstock") and next(numbers_of_threads) == number
+        if started or not is_last:
+            start(thread)
+        if is_last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(from_items([1]).map(identity, workers=2).map(identity, workers=(1, 2)))
+    assert not own_threads()
 
 
 # Tests that need a separate process.

@@ -87,7 +87,9 @@ def pool_of(work: Callable[[Block], Block], workers: int = 2) -> Pool:
 def pool_with(
     make: Callable[[int], WorkerProxy], workers: int, meters: Meters | None = None, name: str = "test"
 ) -> Pool:
-    return Pool(name, workers, make, Meter(name, "threads", 1, 9, workers), meters or Meters())
+    pool = Pool(name, make, Meter(name, "threads", 1, 9, workers), meters or Meters())
+    pool.resize(workers)
+    return pool
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
@@ -475,9 +477,7 @@ def test_a_reassigned_job_is_done_by_another_worker_while_the_first_recovers() -
             return job, None
 
     lost_workers: list[int] = []
-    pool = Pool(
-        "test", 2, lambda number: Reassigns(in_one_part(lambda b: b), number=number), Meter("test", "threads"), Meters()
-    )
+    pool = pool_with(lambda number: Reassigns(in_one_part(lambda b: b), number=number), 2)
     done = map_ordered((block(number) for number in range(8)), pool, lambda: 4)
     assert [out.items for out in done] == [[number] for number in range(8)]
     assert recovered.wait(60)

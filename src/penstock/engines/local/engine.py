@@ -303,10 +303,10 @@ class PooledRun:
                 self.locate,
                 self._memory_share(),
             )
-            driver = threading.Thread(target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True)
-            del chain
-            driver.start()
-            self.driver = driver  # only now: another thread may close the run, and joins the driver that it finds
+            args = chain, self.channel
+            self.driver = threading.Thread(target=_drive, args=args, name="penstock driver", daemon=True)
+            del chain, args
+            self.driver.start()
             if self.supervisor is not None:
                 self.supervisor.start()
             while (block := self._next()) is not None:
@@ -430,8 +430,9 @@ class PooledRun:
         # After a group stage, the cost of a block says nothing about blocks of the source.
         limit = self.sizer.limit() if any(segment is other for other in self.program.levels[0].segments) else None
         make_proxy = partial(self._make_proxy, spec, bound, limit)
-        pool = Pool(segment.stages[-1].stage.name, spec.initial_workers, make_proxy, meter, self.meters)
+        pool = Pool(segment.stages[-1].stage.name, make_proxy, meter, self.meters)
         self.pools.append(pool)
+        pool.resize(spec.initial_workers)
         assert self.supervisor is not None
         self.supervisor.watch(pool, spec.timeout_s if spec.payload is None else None)
         return pool, bound

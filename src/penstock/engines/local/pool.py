@@ -118,14 +118,11 @@ class _Stopwatch:
 class Pool:
     """Daemon threads, each with its own worker proxy; their number can change while they work."""
 
-    def __init__(
-        self, name: str, workers: int, make_proxy: Callable[[int], WorkerProxy], meter: Meter, meters: Meters
-    ) -> None:
-        """Start the threads.
+    def __init__(self, name: str, make_proxy: Callable[[int], WorkerProxy], meter: Meter, meters: Meters) -> None:
+        """Start nothing yet: ``resize`` does, once the run knows the pool that it has to stop.
 
         Args:
             name: Part of the names of the threads.
-            workers: The initial number of threads.
             make_proxy: Creates the proxy of a worker from its number, which is reused once the worker is gone.
             meter: Counts what this pool does.
             meters: The meters of the run, with its observer.
@@ -142,7 +139,6 @@ class Pool:
         self._current: dict[int, Future[BlockResult]] = {}  # the block that each worker is working on
         self._abandoned: set[int] = set()  # workers that hang and are no longer waited for
         self._busy_s, self._busy_until = 0.0, time.perf_counter()  # worker-seconds of work until that moment
-        self.resize(workers)
 
     def busy(self) -> float:
         """Return the worker-seconds spent on blocks so far, including those in progress."""
@@ -336,11 +332,11 @@ class Pool:
         threads = [thread for number, thread in self._threads.items() if number not in self._abandoned]
         abort_at = min(until, time.monotonic() + ABORT_TIMEOUT_S)
         for thread in threads:
-            thread.join(max(0.0, abort_at - time.monotonic()))
+            _join(thread, abort_at)
         for proxy in list(self._proxies.values()):
             proxy.abort()
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            _join(thread, until)
         return stuck + [thread.name for thread in threads if thread.is_alive()]
 
 
@@ -512,7 +508,12 @@ def join_all(threads: list[threading.Thread], pools: list[Pool]) -> None:
     until = time.monotonic() + WORKER_JOIN_TIMEOUT_S
     stuck = [name for pool in pools for name in pool.join(until)]
     for thread in threads:  # they may be waiting for the stuck ones
-        thread.join(0.1 if stuck else max(0.0, until - time.monotonic()))
+        _join(thread, time.monotonic() + 0.1 if stuck else until)
     stuck = stuck or [thread.name for thread in threads if thread.is_alive()]
     if stuck:
         log.warning("threads left behind, still inside a user's function: %s", ", ".join(stuck))
+
+
+def _join(thread: threading.Thread, until: float) -> None:
+    with suppress(RuntimeError):  # it was never started: Ctrl-C came first
+        thread.join(max(0.0, until - time.monotonic()))
