@@ -457,3 +457,30 @@ def test_a_half_delivered_window_is_resumed_by_processes() -> None:
     again.load_state_dict(loader.state_dict())
     loader.close()
     assert got + [sample["x"] for sample in again] == want
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_multiprocessing_starts_can_send_what_its_main_module_defines(
+    method: str, warm_python: str, tmp_path: Path
+) -> None:
+    text = """
+    import multiprocessing
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    def point(x):
+        return Point(x)
+
+    def main():
+        points = list(from_items([1, 2]).map(point, on="processes", workers=1))
+        print([(type(point) is Point, point.x) for point in points])
+
+    if __name__ == "__main__":
+        main()
+        process = multiprocessing.get_context(METHOD).Process(target=main)
+        process.start()
+        process.join()
+    """
+    assert script(warm_python, text.replace("METHOD", repr(method)), tmp_path) == "[(True, 1), (True, 2)]\n" * 2

@@ -47,6 +47,12 @@ def _tensor(array: Any) -> Any:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles by value what the other end cannot import, and tensors as arrays."""
 
+    def __init__(self, file: Any, protocol: int | None = None, **options: Any) -> None:
+        super().__init__(file, protocol, **options)
+        main = sys.modules.get("__mp_main__")
+        if main is not None and main.__name__ == "__mp_main__":  # multiprocessing has started this process
+            cloudpickle.register_pickle_by_value(main)
+
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
