@@ -223,6 +223,14 @@ def test_an_iteration_that_finds_nothing_left_of_an_epoch_continues_with_the_nex
     assert [_row(batch) for batch in again] == [_row(batch) for batch in ds().loader(epoch=3)]
 
 
+def test_a_rank_that_delivered_its_share_continues_with_the_next_epoch_even_if_another_cut_gave_it_none() -> None:
+    loader = numbers((2,)).filter(lambda sample: True).loader(2, 3, uneven="keep")
+    assert _xs(islice(loader, 1)) == [1]
+    assert loader.epoch == 0
+    assert _xs(loader) == [1]
+    assert loader.epoch == 2
+
+
 def test_an_epoch_that_is_empty_from_its_start_is_yielded_empty() -> None:
     loader = _ds().filter(lambda sample: False).loader()
     assert [list(loader) for _ in range(3)] == [[], [], []]

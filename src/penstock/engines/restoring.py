@@ -162,18 +162,21 @@ def is_untouched(program: Program, cut: Cut, start: Start, epoch_start: EpochSta
     _, order, first = epoch_start
     if start.opens or start.groups or start.seen or start.quota != first.quota:
         return False
-    return start.left == first.left or _is_whole_share(program, order, cut.rank, cut.world, start.left)
+    return start.left == first.left or _is_whole_share(program, order, cut.rank, cut.world, cut.kind, start.left)
 
 
-def _is_whole_share(program: Program, order: Order, rank: int, world: int, left: list[Piece]) -> bool:
-    """Return whether pieces are all that a rank has of an epoch; a state keeps its pieces when the cut changes."""
+def _is_whole_share(program: Program, order: Order, rank: int, world: int, kind: str, left: list[Piece]) -> bool:
+    """Return whether pieces are all that a rank has of an epoch; a state keeps its pieces when the cut changes.
+
+    No pieces are a share only by the present cut: a rank that has delivered all of its share has none either.
+    """
     cuts = (Cut(rank, world, "range"), Cut(rank, world, "step"))
-    return any(program.start(order, cut).left == left for cut in cuts)
+    return any(program.start(order, cut).left == left for cut in cuts if left or cut.kind == kind)
 
 
 def _finished(program: Program, state: State, epoch: int) -> State:
     order = program.order(state.epoch)
-    untouched = _is_whole_share(program, order, state.rank, state.world, state.left)
+    untouched = _is_whole_share(program, order, state.rank, state.world, state.cut, state.left)
     if state.epoch != epoch + 1 or not untouched or state.open or state.tail:
         raise StateError(
             f"the states do not belong together: rank {state.rank} is in epoch {state.epoch}, another rank is still in "
