@@ -384,17 +384,18 @@ class Loader:
         if self._padding_items:
             counts = {"padded": self._padding_items}
         if self._ledger is not None:
-            counts |= self._ledger_entries(self._ledger, start)
+            counts |= self._ledger_entries(self._ledger)
         return self._backend.state(self.epoch, start, counts)
 
-    def _ledger_entries(self, ledger: LedgerWriter, start: Start) -> dict[str, Any]:
+    def _ledger_entries(self, ledger: LedgerWriter) -> dict[str, Any]:
         """Return the position in the ledger; at the untouched start of an epoch, where the one before it ended.
 
-        What a rank got of an epoch that was cut again is not its start, even if it is the same positions.
+        After a restart, what is left of a begun epoch is not its start, even if it is the same positions.
         """
-        resumed = self._resume_point
-        recut = ledger.is_recut(self.epoch) if resumed is None else resumed.how == "recut"
-        if start == self._backend.first_start(self.epoch) and not self._padding_items and not recut:
+        resumed, here = self._resume_point, self._here()
+        begun = ledger.has_begun(self.epoch) if resumed is None else bool(resumed.parents)
+        begun = begun or self._padding_items > 0
+        if here is None or (not begun and here == self._backend.first_start(self.epoch)):
             return {"ledger": []} | ({} if self._ended is None else {"ended": self._ended})
         self._ensure_session(ledger)
         return {"ledger": [*ledger.position()]}

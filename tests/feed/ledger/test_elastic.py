@@ -163,6 +163,20 @@ def test_a_rank_that_had_delivered_nothing_since_a_restart_belongs_to_the_others
     assert proof.finished
 
 
+def test_a_rank_that_delivered_its_share_is_not_at_the_start_of_another_cut(tmp_path: Path) -> None:
+    ds = numbers((2,)).filter(_any)
+    states = [ds.loader(rank, 3, uneven="keep", ledger=tmp_path).state_dict() for rank in range(3)]
+    loaders = [ds.loader(rank, 3, cut="step", uneven="keep", ledger=tmp_path) for rank in range(3)]
+    for loader in loaders:
+        loader.load_state_dict(states=states)  # the shares are still those of the ranges: rank 2 has a sample
+    states = [saved_after(loader, rank // 2) for rank, loader in enumerate(loaders)]
+    crash(loaders)
+    finish(ds, 2, "step", tmp_path, states)
+    proof = ps.ledger(tmp_path).verify()
+    assert proof.ok, proof
+    assert [epoch.delivered for epoch in proof.epochs][:1] == [2]
+
+
 def _any(sample: dict[str, Any]) -> bool:
     return True
 

@@ -138,9 +138,9 @@ class LedgerWriter:
             raise PlanError(f"ledger={folder!r}: give a local folder, such as 'runs/ledger'")
         self.folder = Path(folder)
         self.step = 0
-        self._epoch: int | None = None  # of the current session
+        self._epoch: int | None = None  # of the current session; None: it has ended
         self._session = ""
-        self._recut = False  # the current session resumed from those of all ranks of another world
+        self._resumed = False  # the current session has parents
         self._retracted = False  # the last step of the current session was not delivered
         self._session_count = 0
         self._token = secrets.token_hex(6)
@@ -155,9 +155,9 @@ class LedgerWriter:
         """Return whether the current session is one of this epoch."""
         return self._epoch == epoch
 
-    def is_recut(self, epoch: int) -> bool:
-        """Return whether the current session is one of this epoch, which was cut again for it."""
-        return self._recut and self.has_session(epoch)
+    def has_begun(self, epoch: int) -> bool:
+        """Return whether the current session is one of this epoch, and has steps or resumed from other sessions."""
+        return self.has_session(epoch) and (self._resumed or self.step > 0)
 
     def begin(self, dataset: SessionDataset, epoch: int, cut: Cut, resumed: ResumePoint) -> None:
         """Begin a session.
@@ -175,7 +175,7 @@ class LedgerWriter:
         self._session_count += 1
         self.flush()
         self._epoch, self.step, self._retracted = epoch, resumed.step, False
-        self._recut = resumed.how == "recut"
+        self._resumed = bool(resumed.parents)
         fields = {
             "session": self._session,
             "dataset": dataset.name,
@@ -250,7 +250,7 @@ class LedgerWriter:
             count += rows.shape[1]
         self.flush()
         self._write(encode_fields(END, {"step": self.step, "held": self._retracted, "dropped": count}))
-        self._recut = False
+        self._epoch = None
         self.close()
 
     def close(self) -> None:
