@@ -40,6 +40,8 @@ def test_devices_become_a_tuple() -> None:
         ("local", {"report": 1}, r"report=1: expected True or False"),
         ("local", {"observer": "print"}, r"observer needs a function"),
         ("local", {"devices": "cuda:0"}, r"devices='cuda:0': expected a list such as \['cuda:0', 'cuda:1'\]"),
+        ("local", {"monitor": ""}, r"monitor='': expected a local folder"),
+        ("local", {"monitor": "s3://b/x"}, r"monitor='s3://b/x': expected a local folder"),
         ("local", {"devices": 2}, r"devices=2: expected a list"),
     ],
 )

@@ -331,6 +331,12 @@ def test_a_plan_that_cannot_be_cut_is_refused_when_it_is_connected() -> None:
         connect(rank=0, world=2, uneven="keep")
 
 
+def test_a_plan_that_is_not_a_dataset_is_refused() -> None:
+    plan: Any = "train.py:ds"
+    with pytest.raises(PlanError, match=r"plan=.train\.py:ds.: give the dataset that is served"):
+        ps.connect("grpc://127.0.0.1:9", plan=plan)
+
+
 def test_no_server_is_an_error_after_the_time_limit() -> None:
     with pytest.raises(EngineError, match=r"no server answered within 0\.3 s: grpc://127\.0\.0\.1:9 "):
         ps.connect("grpc://127.0.0.1:9", timeout_s=0.3)

@@ -48,7 +48,8 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
 
 
 def _folder(monitor: object) -> str:
-    if not isinstance(monitor, str | os.PathLike) or scheme(folder := os.fspath(monitor)) != "file":
+    folder = os.fspath(monitor) if isinstance(monitor, str | os.PathLike) else ""
+    if not folder or scheme(folder) != "file":
         raise PlanError(f"monitor={monitor!r}: expected a local folder, such as 'runs/monitor'")
     return local_path(folder)
 

@@ -283,6 +283,8 @@ def connect(
     root = None if ca is None else read_secret_file(ca, "the certificate of the servers")
     rank, world = find_rank(rank, world)
     own = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"))
+    if not isinstance(plan, Dataset | None):
+        raise PlanError(f"plan={plan!r:.80}: give the dataset that is served")
     expected = None if plan is None else identify(Program(plan.plan))
     servers = Servers(address_source(addresses), Credentials(find_token(token), insecure, root, pair), expected)
     try:
