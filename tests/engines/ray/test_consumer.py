@@ -122,6 +122,11 @@ class Adds:
         pass
 
 
+def _add_until_it_is_lost(lost: Any) -> None:
+    while True:
+        lost.add([6])
+
+
 def test_a_consumer_in_an_actor_takes_items_of_this_process_too() -> None:
     make: Callable[[], Any] = Adds
     host = consumer.ActorHost()
@@ -133,5 +138,4 @@ def test_a_consumer_in_an_actor_takes_items_of_this_process_too() -> None:
     second.add([5])
     host.close()
     with pytest.raises(ConsumerLost):
-        while True:  # until the actor has ended
-            second.add([6])
+        _add_until_it_is_lost(second)
