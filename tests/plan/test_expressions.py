@@ -23,6 +23,10 @@ CONDITIONS: list[tuple[Condition, Any]] = [
     (col("x") >= 2, lambda x, s: x is not None and x >= 2),
     (col("x").isin([1, 3]), lambda x, s: x in (1, 3)),
     (~col("x").isin([1, 3]), lambda x, s: x == 2),
+    (col("x") % 2 == 1, lambda x, s: x in (1, 3)),
+    (~(col("x") * 2 - 1 < 3), lambda x, s: x in (2, 3)),
+    ((col("x") + 1 != 3) & (col("s") == "a"), lambda x, s: x in (1, 3) and s == "a"),
+    (col("s") < col("s") + "c", lambda x, s: s is not None),
     (col("s").is_null(), lambda x, s: s is None),
     (~col("s").is_null(), lambda x, s: s is not None),
     (~(col("x") == 2), lambda x, s: x in (1, 3)),
@@ -95,9 +99,11 @@ def test_comparing_incompatible_types_is_a_type_error() -> None:
 
 def test_a_condition_is_a_value() -> None:
     assert (col("x") == 3) & (col("s") == "a") == ((col("x") == 3) & (col("s") == "a"))
-    ds = ps.from_items(ROWS).filter((col("x") == 3) | ~col("s").isin(["a"]))
+    assert hash(col("x") % 2 == 1) == hash(col("x") % 2 == 1)
+    assert (col("x") % 2 == 1) & (col("x") == 3) != ((col("x") % 3 == 1) & (col("x") == 3))
+    ds = ps.from_items(ROWS).filter((col("x") == 3) | ~col("s").isin(["a"]) | (col("x") / 2 > 1))
     assert pickle.loads(pickle.dumps(ds)).plan.stages == ds.plan.stages
-    assert "filter((col('x') == 3) | ~col('s').isin(['a']))" in repr(ds)
+    assert "filter(((col('x') == 3) | ~col('s').isin(['a'])) | ((col('x') / 2) > 1))" in repr(ds)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,8 @@ def test_a_condition_is_a_value() -> None:
     [
         lambda: col(""),
         lambda: col("x") == None,  # noqa: E711
-        lambda: col("x") == col("y"),
+        lambda: col("x") % 2 == None,  # noqa: E711
+        lambda: col("x") == (col("y") == 1),
         lambda: col("x").isin("abc"),
         lambda: col("x").isin([None]),
         lambda: (col("x") == 1) & True,  # type: ignore[operator]

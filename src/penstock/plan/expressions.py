@@ -33,9 +33,10 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Expression(ABC):
-    """A value computed from the fields of a sample; combine with ``+ - * / // % **``."""
+    """A value computed from the fields of a sample; combine with ``+ - * / // % **``, compare for a condition."""
 
     __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
     def of(self, sample: Mapping[str, Any]) -> Any:
@@ -93,6 +94,30 @@ class Expression(ABC):
     def __bool__(self) -> bool:
         raise PlanError(f"{self} is neither true nor false: it is evaluated for each sample")
 
+    def _compared(self, op: str, value: Any) -> Condition:
+        if value is None or isinstance(value, Condition):
+            hint = "use is_null() of a field" if value is None else "a condition is not a value"
+            raise PlanError(f"{self} {op} {value!r}: {hint}")
+        return CompareExpressions(self, op, expression(value))
+
+    def __eq__(self, value: object) -> Condition:  # type: ignore[override]
+        return self._compared("==", value)
+
+    def __ne__(self, value: object) -> Condition:  # type: ignore[override]
+        return self._compared("!=", value)
+
+    def __lt__(self, value: Any) -> Condition:
+        return self._compared("<", value)
+
+    def __le__(self, value: Any) -> Condition:
+        return self._compared("<=", value)
+
+    def __gt__(self, value: Any) -> Condition:
+        return self._compared(">", value)
+
+    def __ge__(self, value: Any) -> Condition:
+        return self._compared(">=", value)
+
 
 def _literal(value: Any) -> str:
     """Return code for a value; ``repr`` alone returns none for infinity and NaN."""
@@ -104,7 +129,7 @@ def expression(value: Any) -> Expression:
     return value if isinstance(value, Expression) else Constant(value)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Constant(Expression):
     """The same value for every sample."""
 
@@ -120,7 +145,7 @@ class Constant(Expression):
         return frozenset()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Arithmetic(Expression):
     """An arithmetic operation on two expressions."""
 
@@ -267,7 +292,7 @@ def _condition(value: Any) -> Condition:
 
 def _operand(condition: Condition) -> str:
     """Return code for a condition as an operand of ``&``, ``|`` and ``~``, which bind tighter than comparisons."""
-    return f"({condition})" if isinstance(condition, Compare | Both | Either) else repr(condition)
+    return f"({condition})" if isinstance(condition, Compare | CompareExpressions | Both | Either) else repr(condition)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -313,6 +338,37 @@ def _range_may_match(op: str, low: Any, high: Any, value: Any) -> bool:
     if op == "!=":
         return not (bool(low == value) and bool(high == value))
     return bool(_COMPARISONS[op](low if op in ("<", "<=") else high, value))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class CompareExpressions(Condition):
+    """A comparison of two expressions, which is evaluated sample by sample."""
+
+    left: Expression
+    op: str
+    right: Expression
+
+    def __repr__(self) -> str:
+        return f"{self.left} {self.op} {self.right}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CompareExpressions) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def holds(self, sample: Mapping[str, Any]) -> bool | None:
+        left, right = self.left.of(sample), self.right.of(sample)
+        return None if left is None or right is None else bool(_COMPARISONS[self.op](left, right))
+
+    def fields(self) -> frozenset[str]:
+        return self.left.fields() | self.right.fields()
+
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        return False
+
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -439,19 +495,18 @@ class Not(Condition):
         return self.inner.possible(extents, not outcome)
 
 
-def _field_value(sample: Mapping[str, Any], field: str) -> Any:
+def _field_value(sample: Mapping[str, Any], field: str, user: object = "filter") -> Any:
     if not isinstance(sample, Mapping):
-        raise DataError(f"filter needs a sample with fields, not {type(sample).__name__}")
+        raise DataError(f"{user} needs a sample with fields, not {type(sample).__name__}")
     if field not in sample:
-        raise MissingField.of("filter", (field,), sample)
+        raise MissingField.of(str(user), (field,), sample)
     return sample[field]
 
 
 class Column(Expression):
-    """A field by name; comparisons return a condition, arithmetic returns an expression."""
+    """A field by name."""
 
     __slots__ = ("_name",)
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -460,38 +515,15 @@ class Column(Expression):
         return f"col({self._name!r})"
 
     def of(self, sample: Mapping[str, Any]) -> Any:
-        if not isinstance(sample, Mapping):
-            raise DataError(f"col({self._name!r}) needs a sample with fields, not {type(sample).__name__}")
-        if self._name not in sample:
-            raise MissingField.of(f"col({self._name!r})", (self._name,), sample)
-        return sample[self._name]
+        return _field_value(sample, self._name, self)
 
     def fields(self) -> frozenset[str]:
         return frozenset((self._name,))
 
     def _compared(self, op: str, value: Any) -> Condition:
         if value is None or isinstance(value, Expression | Condition):
-            hint = "use is_null()" if value is None else "a field can only be compared with a value"
-            raise PlanError(f"col({self._name!r}) {op} {value!r}: {hint}")
+            return super()._compared(op, value)
         return Compare(self._name, op, value)
-
-    def __eq__(self, value: object) -> Condition:  # type: ignore[override]
-        return self._compared("==", value)
-
-    def __ne__(self, value: object) -> Condition:  # type: ignore[override]
-        return self._compared("!=", value)
-
-    def __lt__(self, value: Any) -> Condition:
-        return self._compared("<", value)
-
-    def __le__(self, value: Any) -> Condition:
-        return self._compared("<=", value)
-
-    def __gt__(self, value: Any) -> Condition:
-        return self._compared(">", value)
-
-    def __ge__(self, value: Any) -> Condition:
-        return self._compared(">=", value)
 
     def isin(self, values: Iterable[Any]) -> Condition:
         """Return the condition that the value is one of ``values``; NaN equals none of them.
